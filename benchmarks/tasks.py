@@ -67,7 +67,7 @@ def run_ours(model: str, name: str, count: int, device: str, *, shared: bool) ->
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.engines.torch.builder import build_engine
     from scoremode.engines.torch.options import TorchOptions
-    from scoremode.text.requests import TASKS, TokenRequest, plan_of_requests
+    from scoremode.text.task_requests import TASKS, TokenRequest, plan_of_requests
 
     asked = [TokenRequest(*each) for each in requests(name, count)]
     rules = replace(TASKS, context_length=8_192).resolve(None)

@@ -19,15 +19,15 @@ from lm_eval.api.registry import register_model  # pyright: ignore[reportMissing
 
 from scoremode.api import flags_of
 from scoremode.errors import UsageError
-from scoremode.tasks.asking import AskedLM, Key, key_of, text_requests
-from scoremode.tasks.speaker import Speaker
-from scoremode.text.asked import asked
+from scoremode.tasks.chat import Speaker
+from scoremode.tasks.requests import ChatLM, Key, key_of, text_requests
+from scoremode.text.task_requests import request_corpus
 
 __all__ = ["ScoremodeLM"]
 
 
 @register_model("scoremode")
-class ScoremodeLM(AskedLM):
+class ScoremodeLM(ChatLM):
     """A model whose log-likelihoods scoremode measures, all requests of a call in one run.
 
     - `pretrained`: a folder, a GGUF file or a hub id; `max_length`: tokens that it reads at a time, its
@@ -87,7 +87,7 @@ class ScoremodeLM(AskedLM):
         from scoremode.cli.tasks import request_for
         from scoremode.results.folders.tables import REQUESTS, read_table
 
-        corpus = asked(text_requests(requests))
+        corpus = request_corpus(text_requests(requests))
         args = parsed_command(self._argv)
         args.ranks = None
         with ExitStack() as ending:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, compare_tokens, difference_lines
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string

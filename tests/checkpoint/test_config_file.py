@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scoremode.checkpoint.config_file import opened_config
+from scoremode.checkpoint.files import opened_config
 from scoremode.errors import CheckpointError
 
 

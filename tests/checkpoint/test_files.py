@@ -25,7 +25,7 @@ def test_reads_what_was_written(kind, request):
         read = checkpoint.read(name)
         assert read.dtype == tensor.dtype
         assert torch.equal(read, tensor)
-    assert len(checkpoint.shards) == {"single": 1, "sharded": 2}[kind]
+    assert len(checkpoint.weight_files) == {"single": 1, "sharded": 2}[kind]
     assert checkpoint.bytes == sum(f.stat().st_size for f in checkpoint.path.glob("*.safetensors"))
 
 

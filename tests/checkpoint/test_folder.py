@@ -17,13 +17,13 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 
 def test_one_file_of_any_name_will_do(tmp_path):
     checkpoint = open_checkpoint(write(tmp_path, {"weights.safetensors": TENSORS}))
-    assert [file.name for file in checkpoint.shards] == ["weights.safetensors"]
+    assert [file.name for file in checkpoint.weight_files] == ["weights.safetensors"]
 
 
 def test_other_files_beside_the_model_are_not_its_weights(single):
     save_file({"a.weight": torch.zeros(1)}, Path(single) / "adapter.safetensors")
     checkpoint = open_checkpoint(single)
-    assert [file.name for file in checkpoint.shards] == ["model.safetensors"]
+    assert [file.name for file in checkpoint.weight_files] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("file", ["../config.json", "/etc/hostname", "a\0b", ".", "x" * 999])
@@ -186,4 +186,4 @@ def test_mistrals_own_file_alone(tmp_path):
     (tmp_path / "params.json").write_text("{}")
     assert "consolidated.safetensors alone has its tensors under the names of" in refusal(folder)
     write(tmp_path, {"consolidated.safetensors": TENSORS, "model.safetensors": TENSORS})
-    assert open_checkpoint(folder).shards == [tmp_path / "model.safetensors"]
+    assert open_checkpoint(folder).weight_files == [tmp_path / "model.safetensors"]

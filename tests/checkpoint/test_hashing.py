@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-from scoremode.checkpoint import hashing
+from scoremode.checkpoint import bulk_io
+from scoremode.checkpoint.bulk_io import Hashing, hash_file
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import Hashing, hash_file
 from scoremode.lib.tasks import Task
 
 
@@ -23,7 +23,7 @@ def files(tmp_path):
 
 @pytest.mark.parametrize("cores", [1, 2, 8, 64])
 def test_hashes_are_the_files_own_in_their_order(files, cores, monkeypatch):
-    monkeypatch.setattr(hashing.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(bulk_io.os, "cpu_count", lambda: cores)
     found = Hashing(files).result()
     assert list(found) == files
     for path, digest in found.items():
@@ -45,7 +45,7 @@ def test_stopped_it_ends_and_gives_no_hashes_of_parts(files, monkeypatch):
         held.wait()
         return hash_file(path, stopped)
 
-    monkeypatch.setattr(hashing, "hash_file", slow)
+    monkeypatch.setattr(bulk_io, "hash_file", slow)
     ours = Hashing(files)
     begun.wait()
     threading.Timer(0.05, held.set).start()
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_hashed_once_and_again_after_a_stop(demo, monkeypatch):
         read.append(path.name)
         return hash_file(path, stopped)
 
-    monkeypatch.setattr(hashing, "hash_file", counted)
+    monkeypatch.setattr(bulk_io, "hash_file", counted)
     checkpoint = open_checkpoint(str(demo / "model"))
     checkpoint.hashing()
     first = checkpoint.hash_files()

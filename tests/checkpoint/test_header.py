@@ -8,7 +8,7 @@ from safetensors.torch import save
 from support.checkpoint_folders import TENSORS, entry, refusal, with_header, write
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.header import DTYPE_BITS
+from scoremode.checkpoint.safetensors_files import DTYPE_BITS
 
 
 def test_truncated_at_any_byte(tmp_path):

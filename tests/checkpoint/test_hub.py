@@ -10,9 +10,9 @@ from support.hub_stand_in import COMMIT, Repo, call, serve
 SCRIPT = """
 import json
 from pathlib import Path
-from scoremode.checkpoint.chat_templates import chat_template
+from scoremode.checkpoint.chat_template import chat_template
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 
 results = {}

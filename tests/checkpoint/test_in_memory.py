@@ -5,7 +5,7 @@ import torch
 from support.models import library_model
 from torch import nn
 
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.errors import CheckpointError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.mixture import Mixture, Taken
+from scoremode.checkpoint.virtual import Mixture, Taken
 from scoremode.errors import CheckpointError
 
 

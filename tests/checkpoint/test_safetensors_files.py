@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 from support.checkpoint_folders import TENSORS
 
-from scoremode.checkpoint.header import TensorInfo
-from scoremode.checkpoint.safetensors_files import SafetensorsFiles
+from scoremode.checkpoint.safetensors_files import SafetensorsFiles, TensorInfo
 from scoremode.errors import CheckpointError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.checkpoint_folders import refusal
 
-from scoremode.checkpoint.strict_json import is_deep, parse_json, read_json
+from scoremode.checkpoint.config import is_deep, parse_json, read_json
 from scoremode.errors import CheckpointError
 
 

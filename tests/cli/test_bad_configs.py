@@ -115,7 +115,7 @@ def test_bad_values_are_refused_in_one_line(model, capsys, tmp_path, field, valu
 
 
 def test_the_published_configs_have_no_bad_values(data):
-    from scoremode.checkpoint.config_fields import check_config, layers_of
+    from scoremode.checkpoint.config import check_config, layers_of
 
     files = sorted((data / "configs").rglob("*.json"))
     configs = [(file, json.loads(file.read_text())) for file in files]

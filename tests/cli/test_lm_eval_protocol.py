@@ -13,7 +13,7 @@ from scoremode import api
 from scoremode.cli.main import main
 from scoremode.errors import ProtocolError, RunFolderError, UsageError
 from scoremode.results.folders.finished import open_run
-from scoremode.text.wikitext import pages_of
+from scoremode.text.corpus import pages_of
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def judge(folder: Path) -> str:
         if found := gguf_judge.differences(checkpoint, schemes):
             raise Wrong("; ".join(found[:3]))
         return "refused: in part" if refusals else "right"
-    oracle = Oracle(folder, list(checkpoint.shards))
+    oracle = Oracle(folder, list(checkpoint.weight_files))
     _check_dense(checkpoint, oracle)
     disputed = ""
     for module in schemes.quantized:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.cuda_stand_in import Cuda
 
-from scoremode.checkpoint import plain
+from scoremode.checkpoint import bulk_io
 from scoremode.errors import ReferenceUnusable
 from scoremode.lib import prefetch
 from scoremode.reference import ahead
@@ -133,7 +133,7 @@ def test_gives_the_rows_that_are_asked_for(
     spans, request_bytes, piece, files, device, all_states, monkeypatch
 ):
     monkeypatch.setattr(ahead, "_PIECE", piece)
-    monkeypatch.setattr(plain, "_REQUEST", request_bytes)
+    monkeypatch.setattr(bulk_io, "_REQUEST", request_bytes)
     consumer = Consumer(files, device)
     for span in spans:
         consumer.take(*span)

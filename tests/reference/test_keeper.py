@@ -8,7 +8,7 @@ import torch
 from support.hostile_files import KINDS, put, snapshot
 from support.models import random_plan
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference import keeper

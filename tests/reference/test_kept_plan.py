@@ -13,10 +13,9 @@ from scoremode.results.folders.store import SCORES, read_columns
 from scoremode.runs.measure import Request, measure
 from scoremode.runs.planning import plan_text
 from scoremode.text.conversations.corpus import from_conversations_file
-from scoremode.text.corpus import from_rows
+from scoremode.text.corpus import from_files, from_rows
 from scoremode.text.kept_text import kept_text
 from scoremode.text.protocol import preset
-from scoremode.text.text_files import from_files
 
 SENTENCES = ["Once upon a time.", "", "x = [1, 2]", "The end of it, they said.\n"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference import states as states_module
 from scoremode.reference.states import (

@@ -8,7 +8,7 @@ import pytest
 from support.gguf_golden import make_pair, rewrite
 from support.run_requests import request
 
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable
 from scoremode.runs.measure import measure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.checkpoint.mixture import Mixture
+from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, UsageError
 from scoremode.runs.mixtures import Swap, mixture_section, opened, reopened, swaps_of
 

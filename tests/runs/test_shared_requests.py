@@ -18,9 +18,8 @@ from scoremode.results.folders.store import find_runs, read_record, read_scores
 from scoremode.results.shards.merge import merge
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.measure import Request, measure
-from scoremode.text.asked import TextRequest, asked
-from scoremode.text.requests import TASKS
 from scoremode.text.shard import Shard
+from scoremode.text.task_requests import TASKS, TextRequest, request_corpus
 
 import_torch = None
 OPTIONS = TorchOptions(device="cpu", dtype="float32")
@@ -55,7 +54,7 @@ def corpus(demo):
             TextRequest("made", question, place, context, f" {word}")
             for place, word in enumerate(dict.fromkeys(own[6:10]))
         ]
-    return asked(requests)
+    return request_corpus(requests)
 
 
 @pytest.fixture

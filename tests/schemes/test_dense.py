@@ -2,7 +2,7 @@ import pytest
 import torch
 from support.schemes_helpers import DTYPE_NAMES
 
-from scoremode.checkpoint.header import FLOATS
+from scoremode.checkpoint.safetensors_files import FLOATS
 from scoremode.schemes.base import Dense, Scratch
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items() if name in FLOATS}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from support.schemes_helpers import DTYPE_NAMES
 
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.schemes.headers import SCALES, Headers
 

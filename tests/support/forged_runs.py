@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, seal_of
 from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.sections import sections

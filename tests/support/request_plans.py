@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from scoremode.text.plan import Plan
-from scoremode.text.requests import TASKS, TokenRequest, plan_of_requests
+from scoremode.text.task_requests import TASKS, TokenRequest, plan_of_requests
 
 PREFIX = 1
 

@@ -18,7 +18,7 @@ from compressed_tensors.quantization.utils import (
 )
 from safetensors.torch import save_file
 
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.compressed_tensors import FORMATS, Stored

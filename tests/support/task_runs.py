@@ -11,9 +11,14 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
 from scoremode.runs.measure import Request, Result, measure
-from scoremode.tasks.judged import Judged, tasks_section
-from scoremode.text.asked import Asked, PlannedAsked, TextRequest, asked
-from scoremode.text.requests import TASKS
+from scoremode.tasks.metrics import HarnessResults, tasks_section
+from scoremode.text.task_requests import (
+    TASKS,
+    PlannedCorpus,
+    RequestCorpus,
+    TextRequest,
+    request_corpus,
+)
 
 __all__ = ["QUESTIONS", "MadeJudge", "made_requests", "measured_requests", "rounded"]
 
@@ -41,13 +46,13 @@ class MadeJudge:
         return self._about()
 
     def section(
-        self, folder: Path, corpus: Asked, planned: PlannedAsked, scores: Scores
+        self, folder: Path, corpus: RequestCorpus, planned: PlannedCorpus, scores: Scores
     ) -> dict[str, Any]:
         found = answers_of(scores, planned.window, planned.begin)
-        own = Judged(self._results(corpus, found.logprob.tolist()))
+        own = HarnessResults(self._results(corpus, found.logprob.tolist()))
         base = None
         if found.base_logprob is not None:
-            base = Judged(self._results(corpus, found.base_logprob.tolist()))
+            base = HarnessResults(self._results(corpus, found.base_logprob.tolist()))
         of = {"path": "json", "name": None, "fingerprints": {"test": "abc"}}
         datasets = dict.fromkeys(("ends", "more", "pages"), of)
         return tasks_section(folder, corpus, planned, scores, own, base, datasets, self._about())
@@ -56,7 +61,7 @@ class MadeJudge:
         return {"lm_eval": "0.4.13", "tasks": ["both", "pages"], "num_fewshot": None, "limit": None,
                 "chat": False, "multiturn": True, "system": None}  # fmt: skip
 
-    def _results(self, corpus: Asked, logprobs: list[float]) -> dict[str, Any]:
+    def _results(self, corpus: RequestCorpus, logprobs: list[float]) -> dict[str, Any]:
         samples: dict[str, list[dict[str, Any]]] = {}
         by_question: dict[tuple[str, int], list[float]] = {}
         for request, logprob in zip(corpus.requests, logprobs, strict=True):
@@ -93,7 +98,7 @@ def measured_requests(model: Path, output: Path, reference: Path | None = None) 
     return measure(
         Request(
             model=str(model),
-            corpus=asked(made_requests()),
+            corpus=request_corpus(made_requests()),
             protocol=TASKS,
             options=TorchOptions(device="cpu", dtype="float32"),
             output=output,

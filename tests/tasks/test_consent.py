@@ -30,7 +30,7 @@ TASK = "task: t\ndataset_path: json\n"
     ],
 )
 def test_code_is_refused_by_file_and_line(text, words, tmp_path):
-    from scoremode.tasks.consent import check_folder
+    from scoremode.tasks.harness import check_folder
 
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "t.yaml").write_text(TASK + text)
@@ -43,7 +43,7 @@ def test_code_is_refused_by_file_and_line(text, words, tmp_path):
 def test_a_folder_without_is_taken_and_the_harnesss_own_tasks_are_trusted(tmp_path):
     import lm_eval  # pyright: ignore[reportMissingImports]
 
-    from scoremode.tasks.consent import check_folder
+    from scoremode.tasks.harness import check_folder
 
     own = f"{lm_eval.__path__[0]}/tasks/wikitext/wikitext.yaml"
     assert "!function" in Path(own).read_text()
@@ -56,7 +56,7 @@ def test_a_folder_without_is_taken_and_the_harnesss_own_tasks_are_trusted(tmp_pa
 def test_templates_are_sandboxed_and_write_the_same(tmp_path):
     from lm_eval import utils  # pyright: ignore[reportMissingImports]
 
-    from scoremode.tasks.consent import sandboxed
+    from scoremode.tasks.harness import sandboxed
 
     text = "{{ a | regex_replace('b', 'c') }}\n"
     escape = "{{ cycler.__init__.__globals__ }}"
@@ -70,17 +70,17 @@ def test_templates_are_sandboxed_and_write_the_same(tmp_path):
 
 
 def test_without_consent_nothing_of_the_folder_is_imported(local_data, demo):
+    from scoremode.tasks.chat import Speaker
     from scoremode.tasks.harness import Harness, Prompting
-    from scoremode.tasks.speaker import Speaker
 
     speaker = Speaker(str(demo / "model"), None, None)
     with pytest.raises(UsageError, match=r"who.yaml, line \d+: !function who\.\w+: runs Python"):
-        Harness(Prompting(("ends",), include_path=local_data), speaker, quiet=True).asked()
+        Harness(Prompting(("ends",), include_path=local_data), speaker, quiet=True).corpus()
 
 
 def test_a_folder_without_code_needs_no_consent(local_data, demo, tmp_path):
+    from scoremode.tasks.chat import Speaker
     from scoremode.tasks.harness import Harness, Prompting
-    from scoremode.tasks.speaker import Speaker
 
     (tmp_path / "ends.yaml").write_text((local_data / "ends.yaml").read_text())
     speaker = Speaker(str(demo / "model"), None, None)

@@ -7,7 +7,7 @@ from support.harness_runs import NEEDED
 from support.local_tasks import ALL
 
 from scoremode.errors import CorpusError, TokenizerError, UsageError
-from scoremode.tasks.speaker import Speaker
+from scoremode.tasks.chat import Speaker
 
 pytest.importorskip("lm_eval", reason=NEEDED)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,19 +25,19 @@ def harness(demo, local_data):
 
 
 def test_all_that_is_asked_comes_at_once(harness, capfd):
-    asked = harness(*ALL).asked()
+    asked = harness(*ALL).corpus()
     assert {r.task for r in asked.requests} == {*ALL, "letters_small", "letters_large"} - {
         "letters"
     }
     assert sum(r.context is None for r in asked.requests) == 2
-    assert harness(*ALL).asked().source_sha256 == asked.source_sha256
+    assert harness(*ALL).corpus().source_sha256 == asked.source_sha256
     assert capfd.readouterr() == ("", "")
 
 
 def test_examples_and_limits_are_the_harnesss(harness):
-    plain, more = (harness("shots", num_fewshot=n).asked().requests for n in (1, 3))
+    plain, more = (harness("shots", num_fewshot=n).corpus().requests for n in (1, 3))
     assert all(len(b.context) > len(a.context) for a, b in zip(plain, more, strict=True))
-    assert {r.question for r in harness("ends", limit=2).asked().requests} == {0, 1}
+    assert {r.question for r in harness("ends", limit=2).corpus().requests} == {0, 1}
 
 
 def test_its_bootstraps_are_drawn_in_this_process():
@@ -51,9 +51,9 @@ def test_its_bootstraps_are_drawn_in_this_process():
 
 def test_what_cannot_be_asked_is_one_line(harness):
     with pytest.raises(CorpusError, match="--tasks no_such_task: lm-evaluation-harness") as error:
-        harness("no_such_task").asked()
+        harness("no_such_task").corpus()
     assert "\n" not in str(error.value)
     with pytest.raises(UsageError, match=r"says: generates text \(generate_until\)"):
-        harness("ends", "says").asked()
+        harness("ends", "says").corpus()
     with pytest.raises(TokenizerError, match="has no chat template"):
-        harness("ends", chat=True).asked()
+        harness("ends", chat=True).corpus()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.text.arrangement import GROUP_TOKENS, arrangement, drawn_arrangement
+from scoremode.text.plan import GROUP_TOKENS, arrangement, drawn_arrangement
 from scoremode.text.stopping import drawn_order, looks_of
 
 LENGTHS = st.lists(st.integers(2, 20_000), min_size=1, max_size=200).map(np.array)

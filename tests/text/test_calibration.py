@@ -12,8 +12,7 @@ from support.hub_stand_in import Repo, call, serve
 
 from scoremode.errors import CorpusError
 from scoremode.text.calibration import calibration_of_file, calibration_of_hub
-from scoremode.text.labels import Labels
-from scoremode.text.plan import make_plan
+from scoremode.text.plan import Labels, make_plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import load_tokenizer
 

@@ -5,8 +5,8 @@ import gzip
 import pytest
 
 from scoremode.errors import CorpusError
-from scoremode.text import gzipped
-from scoremode.text.gzipped import unpacked
+from scoremode.text import rows
+from scoremode.text.rows import unpacked
 
 
 def test_the_name_says_what_is_packed():
@@ -36,7 +36,7 @@ def test_damaged_bytes_are_no_file():
 
 
 def test_a_small_file_may_not_unpack_to_a_large_one(monkeypatch):
-    monkeypatch.setattr(gzipped, "MOST_TEXT", 1 << 20)
+    monkeypatch.setattr(rows, "MOST_TEXT", 1 << 20)
     assert len(unpacked(gzip.compress(bytes(1 << 20)), "x.gz")) == 1 << 20
     with pytest.raises(CorpusError, match=r"x\.gz: unpacks to more than 1 MiB"):
         unpacked(gzip.compress(bytes((1 << 20) + 1)), "x.gz")

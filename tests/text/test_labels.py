@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from scoremode.errors import CorpusError
-from scoremode.text.labels import Labels, check_labels, label_of
+from scoremode.text.plan import Labels
+from scoremode.text.rows import check_labels, label_of
 
 
 def test_tokens_have_the_labels_of_their_places():

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.errors import UsageError
-from scoremode.text import overlap
-from scoremode.text.overlap import Ngrams
+from scoremode.text import calibration
+from scoremode.text.calibration import Ngrams
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol
 
@@ -54,7 +54,7 @@ ids = st.lists(st.integers(0, 2), max_size=40)
 def test_targets_are_those_that_sets_find(text, documents, n, shape, bos, chunk):
     plan = plan_of(text, *shape, window_bos=bos, scored="new" if shape[1] < shape[0] else "all")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "_CHUNK", chunk)
+        patch.setattr(calibration, "_CHUNK", chunk)
         assert overlapping(plan, documents, n) == by_sets(plan, documents, n)
 
 

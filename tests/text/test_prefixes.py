@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.text.prefixes import (
-    batches_in_rows,
-    lay,
-    rows_of,
-    shared_inputs,
-    tokens_in_rows,
-)
+from scoremode.text.batching import batches_in_rows, lay, rows_of, tokens_in_rows
+from scoremode.text.plan import shared_inputs
 
 # A small alphabet: duplicates, windows that others begin with, and single tokens come by themselves.
 WINDOWS = st.lists(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError, ProtocolError
-from scoremode.text.requests import TASKS, TokenRequest, plan_of_requests, rolling_requests
+from scoremode.text.task_requests import TASKS, TokenRequest, plan_of_requests, rolling_requests
 
 PREFIX = 9
 IDS = st.lists(st.integers(0, 3), max_size=6)

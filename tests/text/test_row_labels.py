@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scoremode.errors import TokenizerError
 from scoremode.text.corpus import Corpus
-from scoremode.text.row_labels import labels_by_row
+from scoremode.text.corpus_plan import labels_by_row
 from scoremode.text.tokenizer import load_tokenizer
 
 ROWS = [

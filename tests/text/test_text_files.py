@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.text.corpus import from_file
-from scoremode.text.text_files import STDIN, from_files
+from scoremode.text.corpus import STDIN, from_file, from_files
 
 A, B = "Erste Zeile.\nÄ ".encode(), b"no newline at the end"
 
@@ -116,8 +115,7 @@ def test_standard_input_is_read_once_and_must_be_open(monkeypatch):
 
 
 def test_no_more_is_read_than_a_text_may_have(monkeypatch, folder):
-    for module in ("corpus", "text_files"):
-        monkeypatch.setattr(f"scoremode.text.{module}.MOST_TEXT", len(A))
+    monkeypatch.setattr("scoremode.text.corpus.MOST_TEXT", len(A))
     assert from_files([folder / "b.txt"])
     with pytest.raises(CorpusError, match=r"a\.md: has 21 bytes, more than"):
         from_files([folder / "a.md"])

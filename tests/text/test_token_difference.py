@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from scoremode.text.token_difference import difference
-from scoremode.text.tokenizer import load_tokenizer
+from scoremode.text.tokenizer import difference, load_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.harness_runs import NEEDED
 
-from scoremode.text.wikitext import detokenized, page_words, pages_of
+from scoremode.text.corpus import pages_of
+from scoremode.text.task_requests import detokenized, page_words
 
 
 def test_pages_begin_with_headings_of_articles():

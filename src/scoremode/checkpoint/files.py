@@ -1,18 +1,29 @@
 """Checkpoints: a model's files on disk, their headers, and lazy reads.
 
 Safetensors are read, and GGUF. A header says every tensor's dtype, shape and place, so a checkpoint is
-checked whole (shards present, sizes right, no name twice) before a byte of weights is touched, and
+checked whole (all files present, sizes right, no name twice) before a byte of weights is touched, and
 tensors are then views of the memory-mapped files: what is not used is not read.
 """
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from scoremode.checkpoint.config_fields import language_config, quantizations, read_config
+from scoremode.checkpoint.bulk_io import Hashing
+from scoremode.checkpoint.config import (
+    check_config,
+    language_config,
+    quantizations,
+    read_config,
+    read_json,
+)
 from scoremode.checkpoint.folder import (
     INDEX,
     MODELOPT,
@@ -22,21 +33,26 @@ from scoremode.checkpoint.folder import (
     weight_files,
 )
 from scoremode.checkpoint.gguf.layout import Layout
-from scoremode.checkpoint.hashing import Hashing
-from scoremode.checkpoint.header import TensorInfo, read_header
-from scoremode.checkpoint.safetensors_files import SafetensorsFiles, WeightFiles
-from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import CheckpointError
+from scoremode.checkpoint.safetensors_files import (
+    SafetensorsFiles,
+    TensorInfo,
+    WeightFiles,
+    read_header,
+)
+from scoremode.errors import CheckpointError, words_of
 from scoremode.lib.json import canonical
 from scoremode.lib.tasks import not_collecting
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "config_of", "open_checkpoint", "stamp"]
+__all__ = ["Checkpoint", "config_of", "open_checkpoint", "opened_config", "stamp"]
+
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
+# Replaces names of the folder that is read by those of the files that were given.
+Shown = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +114,13 @@ class Checkpoint:
         return str(self.path.parent.resolve() / self.path.name)
 
     @cached_property
-    def shards(self) -> list[Path]:
+    def weight_files(self) -> list[Path]:
         return sorted({t.file for t in self.tensors.values()})
 
     @cached_property
     def bytes(self) -> int:
         """Bytes of all weight files, headers included."""
-        return sum(f.stat().st_size for f in self.shards)
+        return sum(f.stat().st_size for f in self.weight_files)
 
     def check_unchanged(self) -> None:
         """Raises CheckpointError if a weight file is not the one whose header was read."""
@@ -118,7 +134,7 @@ class Checkpoint:
 
     def metadata(self) -> dict[str, str]:
         """What all weight files have in their headers beside tensors. Raises CheckpointError."""
-        return self.files.metadata(self.shards)
+        return self.files.metadata(self.weight_files)
 
     def read_bytes(self, name: str) -> _Content:
         """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
@@ -177,7 +193,7 @@ class Checkpoint:
         The bytes are read once: a weight file that changes later is found by `check_unchanged`.
         """
         if not self._hashings:
-            self._hashings.append(Hashing([*self.files.beside, *self.shards]))
+            self._hashings.append(Hashing([*self.files.beside, *self.weight_files]))
         return self._hashings[0]
 
     def _info(self, name: str) -> TensorInfo:
@@ -264,3 +280,58 @@ def stamp(file: Path) -> tuple[int, ...]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@contextmanager
+def opened_config(file: str) -> Iterator[tuple[Checkpoint, Shown]]:
+    """A checkpoint that has the config in `file`, and no tensors; and a function that makes its
+    messages name that file.
+
+    ModelOpt's own file beside a `config.json` belongs to it, as GPTQ's and AWQ's do where it says
+    nothing; given alone ModelOpt's is a checkpoint's whose model isn't known. The library reads no
+    other file than a folder's config.json, so there is such a folder as long as the context lasts.
+    Raises CheckpointError.
+    """
+    given = Path(file)
+    config, path = read_json(given), Path(file)
+    modelopt: Mapping[str, Any] | None = None
+    beside = given.parent / MODELOPT if given.name == "config.json" else None
+    with TemporaryDirectory(prefix="scoremode-") as name:
+        folder = Path(name)
+        names = {str(folder / "config.json"): str(path)}
+        try:
+            if _is_modelopts(config):
+                names[str(folder / MODELOPT)] = str(path)
+                shutil.copyfile(given, folder / MODELOPT)
+                config, modelopt = {}, config
+            elif beside is not None and beside.exists():
+                names[str(folder / MODELOPT)] = str(beside)
+                shutil.copyfile(beside, folder / MODELOPT)
+                modelopt = read_json(beside)
+            (folder / "config.json").write_text(json.dumps(config))
+        except OSError as error:
+            raise CheckpointError(f"{file}: {words_of(error, named=False)}") from None
+        check_config(given, config)
+        names[str(folder)] = str(path)
+        quantized_by = None
+        if beside is not None and modelopt is None and not quantizations(config):
+            quantized_by = own_config(given.parent)
+
+        def shown(value: Any) -> Any:
+            if isinstance(value, str):
+                for before, after in names.items():
+                    value = value.replace(before, after)
+            elif isinstance(value, Mapping):
+                return {key: shown(item) for key, item in value.items()}
+            elif isinstance(value, list):
+                return [shown(item) for item in value]
+            return value
+
+        found = Checkpoint(
+            folder, str(path), config, {}, modelopt=modelopt, quantized_by=quantized_by
+        )
+        yield found, shown
+
+
+def _is_modelopts(config: Mapping[str, Any]) -> bool:
+    return "model_type" not in config and isinstance(config.get("quantization"), Mapping)

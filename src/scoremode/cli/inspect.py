@@ -73,7 +73,7 @@ def inspect_config(
 
     Raises CheckpointError, UsageError.
     """
-    from scoremode.checkpoint.config_file import opened_config
+    from scoremode.checkpoint.files import opened_config
     from scoremode.engines.torch.device import choose_device
     from scoremode.engines.torch.model.by_config import checkpoint_by_config
     from scoremode.errors import ScoremodeError
@@ -129,8 +129,8 @@ def _inspected(
     problem: str | None = None,
 ) -> dict[str, Any]:
     """`inspect` of a checkpoint; `problem`: why it has no tensors."""
-    from scoremode.checkpoint.config_fields import positions_of
-    from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+    from scoremode.checkpoint.config import positions_of
+    from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
     from scoremode.engines.torch.builder import why_not
     from scoremode.engines.torch.device import choose_dtype
     from scoremode.engines.torch.model.architecture import find_architecture, no_model_type
@@ -189,7 +189,7 @@ def _inspected(
         "tied_embeddings": tied_embeddings(checkpoint),
         "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
         "tokenizer_problem": tokenizer_problem,
-        "shards": len(checkpoint.shards),
+        "shards": len(checkpoint.weight_files),
         **(_sizes(checkpoint) if summary is None else _summary(summary, device)),
         "device": device.name,
         "compute_dtype": compute_dtype,
@@ -251,7 +251,7 @@ def _vocabulary(
     checkpoint: "Checkpoint", summary: "Summary | None", tokenizer: int | None
 ) -> dict[str, Any]:
     """Sizes of the vocabulary by the config, the tokenizer and the head, and how they differ."""
-    from scoremode.checkpoint.header import FLOATS
+    from scoremode.checkpoint.safetensors_files import FLOATS
 
     config = _first(int, checkpoint.text_config, "vocab_size")
     ends = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight")

@@ -110,7 +110,7 @@ def _worst(args: argparse.Namespace, found: "FinishedRun") -> list[dict[str, Any
 
 def _token_table(args: argparse.Namespace, found: "FinishedRun") -> "TokenTable | None":
     """The run's tokenizer's table where that still lies where it did, None with a notice where not."""
-    from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+    from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
     from scoremode.text.token_class import token_table
 
     source = str(found.at("tokenizer.source"))

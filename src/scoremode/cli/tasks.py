@@ -16,7 +16,7 @@ from scoremode.errors import UsageError
 if TYPE_CHECKING:
     from scoremode.runs.measure import Request
     from scoremode.tasks.harness import Harness
-    from scoremode.text.asked import Asked
+    from scoremode.text.task_requests import RequestCorpus
 
 __all__ = ["add_parser", "request_for"]
 
@@ -108,14 +108,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     harness = _harness(args)
     args.clock.begin("text")
-    request = request_for(args, command, harness.asked(), judge=harness)
+    request = request_for(args, command, harness.corpus(), judge=harness)
     result = measured(request, args)
     print_run(args, result.record, result.folder)
     return 0
 
 
 def request_for(
-    args: argparse.Namespace, command: tuple[str, ...], corpus: "Asked", **more: Any
+    args: argparse.Namespace, command: tuple[str, ...], corpus: "RequestCorpus", **more: Any
 ) -> "Request":
     """The run that scores what `corpus` asks for, by the flags; `more` are fields of `Request`. Raises
     ScoremodeError."""
@@ -129,7 +129,7 @@ def request_for(
 
         options = replace(options, device=args.ranks.take_device(args.device))
     from scoremode.runs.measure import Request
-    from scoremode.text.requests import TASKS
+    from scoremode.text.task_requests import TASKS
 
     reads_model(args, model)
     return Request(
@@ -171,8 +171,8 @@ def _harness(args: argparse.Namespace) -> "Harness":
         raise UsageError("--no-fewshot-as-multiturn: changes nothing without --apply-chat-template")
     if args.include_path is not None and not args.include_path.is_dir():
         raise UsageError(f"--include-path {args.include_path}: is no folder")
+    from scoremode.tasks.chat import Speaker
     from scoremode.tasks.harness import Harness, Prompting
-    from scoremode.tasks.speaker import Speaker
 
     return Harness(
         Prompting(

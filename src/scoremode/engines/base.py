@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
 from scoremode.results.scores import Scores
-from scoremode.text.grouping import grouped, parts_of, passes_of, size_of
+from scoremode.text.batching import grouped, parts_of, passes_of, size_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from scoremode.engines.base import Extras, Progress, Schedule
-from scoremode.text.grouping import passes_of
+from scoremode.text.batching import passes_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:

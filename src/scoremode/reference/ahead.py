@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from scoremode.checkpoint.plain import FileReader, Part
+from scoremode.checkpoint.bulk_io import FileReader, Part
 from scoremode.errors import ReferenceUnusable
 from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.reference.base import Span

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.lib.files import atomic, check_regular, is_partial, make_folder, remove_folder

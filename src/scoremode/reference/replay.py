@@ -19,7 +19,7 @@ from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, logits_of
-from scoremode.text.grouping import grouped, parts_of
+from scoremode.text.batching import grouped, parts_of
 from scoremode.text.plan import Plan
 
 __all__ = ["Replay", "compare_base", "most_apart", "replay"]

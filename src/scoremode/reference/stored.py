@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.lib.files import MOST_TEXT, check_regular, read_regular

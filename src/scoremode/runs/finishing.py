@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.gguf.place import is_gguf
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
+from scoremode.checkpoint.tokenizer import (
+    checkpoint_tokenizer,
+    compare_tokens,
+    difference_lines,
+    has_tokenizer,
+)
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.lib.tasks import Task
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFolder, read_columns
@@ -20,15 +24,13 @@ from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
-from scoremode.text.asked import Asked, PlannedAsked
 from scoremode.text.calibration import Overlap
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
+from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, detokenized
 from scoremode.text.token_class import TokenTable, token_table
-from scoremode.text.token_difference import difference
-from scoremode.text.tokenizer import Tokenizer
-from scoremode.text.wikitext import detokenized
+from scoremode.text.tokenizer import Tokenizer, difference
 
 __all__ = [
     "auto_tokenizer_beside",
@@ -55,7 +57,7 @@ def auto_tokenizer_beside(context: RunContext) -> Task[dict[str, Any] | None]:
         corpus = context.request.corpus
         alone = Path(tokenizer.source).is_file()
         overruled = context.request.tokenizer is not None and is_gguf(context.checkpoint.path)
-        if (alone and not overruled) or isinstance(corpus, Conversations | Asked):
+        if (alone and not overruled) or isinstance(corpus, Conversations | RequestCorpus):
             return None
         kept = isinstance(corpus, KeptText)
         if protocol.text == "pages":
@@ -141,7 +143,7 @@ def finished_sections(
     made |= sections(scores, block, extras, confident=context.request.confident)
     if (judge := context.request.judge) is not None:
         corpus, asked = context.request.corpus, context.planned.asked
-        assert isinstance(corpus, Asked) and asked is not None
+        assert isinstance(corpus, RequestCorpus) and asked is not None
         made["tasks"] = judge.section(folder.path, corpus, asked, scores)
     rule, planned = plan.protocol, plan.planned or plan
     return made | stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
@@ -198,7 +200,7 @@ def _written(
     return made, scores, extras
 
 
-def _prefix(asked: PlannedAsked, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _prefix(asked: PlannedCorpus, tokenizer: Tokenizer) -> dict[str, Any] | None:
     """The token that stands before what nothing precedes, and what it is to the tokenizer."""
     if (id_ := asked.prefix) is None:
         return None

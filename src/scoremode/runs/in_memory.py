@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.torch.live.options import LiveOptions
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError

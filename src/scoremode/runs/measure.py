@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.mixture import Mixture
+from scoremode.checkpoint.virtual import Mixture
 from scoremode.engines.base import Options
 from scoremode.engines.torch.live.options import LiveOptions
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.mixture import Mixture
+from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, UsageError
 
 __all__ = ["Swap", "mixture_section", "opened", "reopened", "swaps_of"]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, UnsupportedFormat
 from scoremode.lib.tasks import Task

@@ -8,28 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.checkpoint.chat_templates import (
+from scoremode.checkpoint.chat_template import (
     chat_template,
     special_tokens,
     template_file,
     turn_ends,
 )
-from scoremode.checkpoint.config_fields import language_config, longest_of, positions_of
+from scoremode.checkpoint.config import language_config, longest_of, positions_of
 from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.place import is_gguf
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
-from scoremode.text.apart import plan_of, texts_sha256
-from scoremode.text.asked import Asked, PlannedAsked, asked_pages
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
+from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.token_difference import difference
-from scoremode.text.tokenizer import Tokenizer
+from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, page_corpus
+from scoremode.text.tokenizer import Tokenizer, difference
 
 __all__ = ["PlannedText", "check_same_tokens", "plan_text", "prefix_of"]
 
@@ -49,7 +48,7 @@ class PlannedText:
     # Of conversations: their chat template and what became of them (`Talk.facts`).
     chat: dict[str, Any] | None = None
     # Of requests and pages: which windows are theirs.
-    asked: PlannedAsked | None = None
+    asked: PlannedCorpus | None = None
     # What there is to say of how the text was cut.
     cut: tuple[str, ...] = ()
     # Of a text: what it has that it may not be meant to have.
@@ -133,8 +132,8 @@ def plan_text(
         )
     if resolved.is_of_requests:
         texts = _pages_of(corpus, resolved)
-        wanted = asked_pages(texts) if texts else corpus
-        assert isinstance(wanted, Asked)
+        wanted = page_corpus(texts) if texts else corpus
+        assert isinstance(wanted, RequestCorpus)
         first = prefix_of(source, None if tokenizer else revision, loaded)
         asked = wanted.planned(resolved, loaded, first)
         plan, digest, size = asked.plan, corpus.source_sha256, wanted.text_bytes
@@ -193,7 +192,7 @@ def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:
 
 def _kind(corpus: Corpus) -> str:
     """The text rule of a corpus that no rule of texts is for; of any other, that it is a text."""
-    if isinstance(corpus, Asked):
+    if isinstance(corpus, RequestCorpus):
         return "requests"
     if isinstance(corpus, Conversations):
         return "conversations"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.results.scores import Scores
     from scoremode.runs.mixtures import Swap
-    from scoremode.text.asked import Asked, PlannedAsked
+    from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
 __all__ = ["Change", "Judge", "Request", "Result", "TotalProgress"]
 
@@ -35,7 +35,7 @@ class Judge(Protocol):
         ...
 
     def section(
-        self, folder: Path, corpus: "Asked", planned: "PlannedAsked", scores: "Scores"
+        self, folder: Path, corpus: "RequestCorpus", planned: "PlannedCorpus", scores: "Scores"
     ) -> dict[str, Any]:
         """The record's section `tasks`, of all requests' answers; what is too long for a record goes
         to files in `folder`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from scoremode.checkpoint.config import parse_json
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import DTYPE_BITS, TensorInfo
-from scoremode.checkpoint.strict_json import parse_json
+from scoremode.checkpoint.safetensors_files import DTYPE_BITS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scheme

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme

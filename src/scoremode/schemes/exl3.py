@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch

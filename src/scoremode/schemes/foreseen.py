@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import DTYPE_BITS, TensorInfo
+from scoremode.checkpoint.safetensors_files import DTYPE_BITS, TensorInfo
 from scoremode.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.types import TYPES
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
 from scoremode.lib import fallback
 from scoremode.schemes.activations.ggml import GgmlInputs

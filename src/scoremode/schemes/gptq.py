@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.fields import Fields, not_decoded, shown
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library, TensorsDecide

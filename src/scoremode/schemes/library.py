@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.fields import TensorFormat, UnreadCache
 from scoremode.schemes.foreseen import Foresee

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import FLOATS
-from scoremode.checkpoint.mixture import Mixture, Taken
+from scoremode.checkpoint.safetensors_files import FLOATS
+from scoremode.checkpoint.virtual import Mixture, Taken
 from scoremode.errors import UnsupportedModel, UsageError, words_of
 from scoremode.schemes.resolve import Schemes, resolve
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scheme, input_factor

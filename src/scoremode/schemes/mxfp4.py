@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors_weights import Mx

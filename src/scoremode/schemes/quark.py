@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors_weights import (

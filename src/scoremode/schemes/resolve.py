@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import FLOATS, TensorInfo
-from scoremode.checkpoint.mixture import Mixture
+from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
+from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes import (
     auto_round,

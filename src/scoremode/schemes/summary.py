@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.safetensors_files import DTYPE_BITS, FLOATS
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.fused_experts import input_tensors

@@ -8,7 +8,7 @@ files.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from scoremode.checkpoint.config_fields import TRANSFORM, quantizations
+from scoremode.checkpoint.config import TRANSFORM, quantizations
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.folder import MODELOPT, own_files
 from scoremode.errors import UnsupportedFormat

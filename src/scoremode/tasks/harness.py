@@ -3,6 +3,11 @@
 The first time its model notes what it is asked and ends the call, so that all requests of all tasks are
 scored in one run; the second time it gives the answers. The tasks are those that were loaded first, and
 seeds are set anew, so that both have the same prompts; a prompt that differs is an error.
+
+A folder of tasks may be somebody else's. Its YAML is a program in three ways: `!function` imports
+Python, a metric that the harness doesn't have is one of HF Evaluate's, which is fetched and imported,
+and templates run in Jinja with no sandbox. Without the user's consent the first two are refused by file
+and line, and templates run in the sandbox. Tasks that come with the harness are as trusted as it is.
 """
 
 import os
@@ -21,21 +26,29 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jinja2.sandbox
+import lm_eval.api.metrics  # pyright: ignore[reportMissingImports]  # fills the registry
+import lm_eval.tasks  # pyright: ignore[reportMissingImports]
 import numpy as np
-from lm_eval import evaluator  # pyright: ignore[reportMissingImports]
+import yaml
+from lm_eval import evaluator, utils  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import metric_registry  # pyright: ignore[reportMissingImports]
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
-from scoremode.errors import CorpusError, ScoremodeError, words_of
+from scoremode.errors import CorpusError, ScoremodeError, UsageError, words_of
+from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
-from scoremode.tasks.asking import AskedLM, Key, answer_of, refusal, text_requests
-from scoremode.tasks.consent import check_folder, sandboxed
-from scoremode.tasks.judged import Judged, tasks_section
-from scoremode.tasks.speaker import Speaker
-from scoremode.text.asked import Asked, PlannedAsked, asked
+from scoremode.tasks.chat import Speaker
+from scoremode.tasks.metrics import HarnessResults, tasks_section
+from scoremode.tasks.requests import ChatLM, Key, answer_of, refusal, text_requests
+from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, request_corpus
 
-__all__ = ["Harness", "Prompting"]
+__all__ = ["Harness", "Prompting", "check_folder", "sandboxed"]
 
+_OWN = Path(lm_eval.tasks.__file__).parent.resolve()
+# As the harness chooses it, so that both read the same.
+_LOADER: Any = yaml.CSafeLoader if getattr(yaml, "__with_libyaml__", False) else yaml.FullLoader
 # The harness's own defaults (`lm_eval.defaults`).
 _RANDOM_SEED, _OTHER_SEED = 0, 1234
 _KINDS = ("loglikelihood", "loglikelihood_rolling")
@@ -43,10 +56,10 @@ _KINDS = ("loglikelihood", "loglikelihood_rolling")
 
 @dataclass(frozen=True)
 class Prompting:
-    """What is asked, and how: the harness's arguments of `simple_evaluate`, by its own meaning.
+    """The harness's arguments of `simple_evaluate`, with the harness's own meaning.
 
     - `tasks`: names of tasks, groups and tags; `include_path`: a folder with more of them, and
-      `runs_code`: whether they may run Python of their own (`consent.py`).
+      `runs_code`: whether they may run Python of their own.
     - `num_fewshot`, `limit`: None for what each task says.
     - `chat`: by the model's chat template; `multiturn`: a turn for each example; `system`: a message.
     """
@@ -68,7 +81,7 @@ class Prompting:
         }
 
 
-class _Asked(Exception):
+class _TasksLoaded(Exception):
     """Ends the first call: everything has been asked, of the tasks that were `loaded`."""
 
     def __init__(self, loaded: Any):
@@ -76,25 +89,25 @@ class _Asked(Exception):
         self.loaded = loaded
 
 
-class _Listener(AskedLM):
-    """Is asked, and answers nothing."""
+class _RequestCollector(ChatLM):
+    """A model that collects requests and answers none."""
 
-    def __init__(self, speaker: Speaker, manager: "_Loaded"):
+    def __init__(self, speaker: Speaker, manager: "_TaskLoader"):
         super().__init__(speaker)
         self._manager = manager
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
-        raise _Asked(self._manager.loaded)
+        raise _TasksLoaded(self._manager.loaded)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
-        raise _Asked(self._manager.loaded)
+        raise _TasksLoaded(self._manager.loaded)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
-        raise _Asked(self._manager.loaded)
+        raise _TasksLoaded(self._manager.loaded)
 
 
-class _Knower(AskedLM):
-    """Has all answers."""
+class _AnsweringModel(ChatLM):
+    """A model that has all answers."""
 
     def __init__(self, speaker: Speaker, answers: Mapping[Key, tuple[float, bool]]):
         super().__init__(speaker)
@@ -111,8 +124,8 @@ class _Knower(AskedLM):
         return [answer_of(request, self._answers)[0] for request in requests]
 
 
-class _Loaded(TaskManager):
-    """Loads tasks, and keeps what it has loaded."""
+class _TaskLoader(TaskManager):
+    """A loader of tasks that keeps what it has loaded."""
 
     loaded: Any = None
 
@@ -122,9 +135,9 @@ class _Loaded(TaskManager):
 
 
 class Harness:
-    """Tasks of the harness: `asked` what they ask for, and the judge of the answers.
+    """Tasks of the harness: their requests as a corpus, and the judge of the answers.
 
-    `quiet`: without what the harness says on stderr.
+    `quiet`: hide the harness's own output on stderr.
     """
 
     def __init__(self, prompting: Prompting, speaker: Speaker, *, quiet: bool = False):
@@ -132,8 +145,8 @@ class Harness:
         self._tasks: dict[str, Any] = {}
         self._loaded: Any = None
 
-    def asked(self) -> Asked:
-        """All that the tasks ask for. May fetch their data sets.
+    def corpus(self) -> RequestCorpus:
+        """All requests of the tasks. May fetch their data sets.
 
         Raises UsageError for a task that generates text, and for code without consent; CorpusError for
         one that is unknown or can't be loaded, TokenizerError where a chat template is missing or
@@ -147,9 +160,9 @@ class Harness:
         folder = wanted.include_path and str(wanted.include_path)
         try:
             with _apart(quiet=self._quiet), self._rendering():
-                manager = _Loaded(include_path=folder)
+                manager = _TaskLoader(include_path=folder)
                 evaluator.simple_evaluate(
-                    model=_Listener(self._speaker, manager),
+                    model=_RequestCollector(self._speaker, manager),
                     tasks=list(wanted.tasks),
                     num_fewshot=wanted.num_fewshot,
                     task_manager=manager,
@@ -160,7 +173,7 @@ class Harness:
                     **self._arguments(),
                 )
             raise CorpusError(f"--tasks {','.join(wanted.tasks)}: ask for nothing")
-        except _Asked as ended:
+        except _TasksLoaded as ended:
             self._loaded = ended.loaded
         except ScoremodeError:
             raise
@@ -173,13 +186,13 @@ class Harness:
         instances = [each for task in self._tasks.values() for each in task.instances]
         if others := [i.task_name for i in instances if i.request_type not in _KINDS]:
             raise refusal(others)
-        return asked(text_requests(instances))
+        return request_corpus(text_requests(instances))
 
     def identity(self) -> dict[str, Any]:
         return self._prompting.to_json() | {"lm_eval": version("lm_eval")}
 
     def section(
-        self, folder: Path, corpus: Asked, planned: PlannedAsked, scores: Scores
+        self, folder: Path, corpus: RequestCorpus, planned: PlannedCorpus, scores: Scores
     ) -> dict[str, Any]:
         """The record's section `tasks`; every question's answers go to `answers.parquet` in
         `folder`."""
@@ -193,7 +206,9 @@ class Harness:
         datasets = {name: _dataset_of(task) for name, task in self._tasks.items()}
         return tasks_section(folder, corpus, planned, scores, own, base, datasets, about)
 
-    def _judged(self, keys: list[Key], logprob: np.ndarray, is_greedy: np.ndarray) -> Judged:
+    def _judged(
+        self, keys: list[Key], logprob: np.ndarray, is_greedy: np.ndarray
+    ) -> HarnessResults:
         """The harness's results of these answers."""
         found = zip(logprob.tolist(), is_greedy.tolist(), strict=True)
         answers = dict(zip(keys, found, strict=True))
@@ -201,13 +216,13 @@ class Harness:
         np.random.seed(_OTHER_SEED)
         for task in self._tasks.values():
             task.set_fewshot_seed(seed=_OTHER_SEED)
-        knower = _Knower(self._speaker, answers)
+        knower = _AnsweringModel(self._speaker, answers)
         with _apart(quiet=self._quiet), _one_process(), self._rendering():
             results = evaluator.evaluate(
                 knower, self._loaded, log_samples=True, **self._arguments()
             )
         assert results is not None
-        return Judged(results)
+        return HarnessResults(results)
 
     def _arguments(self) -> dict[str, Any]:
         wanted = self._prompting
@@ -259,3 +274,86 @@ def _dataset_of(task: Any) -> dict[str, Any]:
         "name": None if task.DATASET_NAME is None else str(task.DATASET_NAME),
         "fingerprints": {name: text for name, text in prints.items() if text is not None},
     }
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UsageError for the first thing in a folder's YAML files that runs code."""
+    waiting, seen = sorted(folder.rglob("*.yaml")), set[Path]()
+    while waiting:
+        file = waiting.pop(0).resolve()
+        if file in seen or file.is_relative_to(_OWN):
+            continue
+        seen.add(file)
+        waiting += _included(file)
+
+
+def _included(file: Path) -> Iterator[Path]:
+    """The files that a YAML file includes. Raises UsageError for code in it."""
+    try:
+        root = yaml.compose(read_regular(file, MOST_JSON), Loader=_LOADER)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: is not YAML: {words_of(error, named=False)}") from None
+    # A list, since anchors may make a circle, and nesting may be deep.
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.tag == "!function" or ":python/" in node.tag:
+            raise _refusal(file, node, f"{node.tag} {node.value}" if _is_text(node) else node.tag)
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            waiting += [key, value]
+            if key.value == "metric" and _is_text(value) and value.value not in metric_registry:
+                raise _refusal(file, value, f"the metric {value.value}, a program of HF Evaluate's")
+            if key.value == "hf_evaluate":
+                raise _refusal(file, key, "hf_evaluate, which takes a metric from HF Evaluate")
+    yield from (file.parent / name for name in _names_included(root))
+
+
+def _names_included(root: Any) -> Iterator[str]:
+    """The names in `include`, in a file's own mapping and in those that `<<` merges into it."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == "tag:yaml.org,2002:merge":
+                waiting.append(value)
+            elif key.value == "include":
+                names = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                yield from (str(name.value) for name in names)
+
+
+def _is_text(node: Any) -> bool:
+    return isinstance(node, yaml.ScalarNode)
+
+
+def _refusal(file: Path, node: Any, what: str) -> UsageError:
+    return UsageError(
+        f"--include-path: {file}, line {node.start_mark.line + 1}: {what[:200]}: runs Python code: "
+        "read it, then allow it with --confirm-run-unsafe-code"
+    )
+
+
+@contextmanager
+def sandboxed() -> Iterator[None]:
+    """Has the harness render templates in Jinja's sandbox for as long as the block lasts."""
+    before = utils.env
+    made = jinja2.sandbox.SandboxedEnvironment(
+        loader=before.loader, undefined=before.undefined, keep_trailing_newline=True
+    )
+    made.filters |= before.filters
+    utils.env = made
+    try:
+        yield
+    finally:
+        utils.env = before

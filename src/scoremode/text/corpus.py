@@ -1,28 +1,34 @@
 """Corpora: the exact text of a measurement, and where it came from.
 
 A corpus is a tuple of rows. Protocols differ in how they make one text of them, so the rule is
-applied here and the result is hashed by whoever records it. A plain file or a string is one row, and
-so are several files (`text_files.py`).
-WikiText-2's raw test split is known by its hash, whichever way it arrives: its hub rows, its
-parquet file and `wiki.test.raw` give the same rows and so the same texts.
+applied here and the result is hashed by whoever records it. A plain file or a string is one row. So are
+several files, folders and standard input: one text, one behind the other with nothing between, as `cat`
+joins them, so that the text's hash is that of `cat FILES`. Grouped by file, each is a text of its own,
+labeled by its name.
+
+WikiText-2's raw test split is known by its hash, whichever way it arrives: its hub rows, its parquet
+file and `wiki.test.raw` give the same rows and so the same texts.
 """
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.lib.files import MOST_TEXT, read_regular
-from scoremode.text.labels import check_labels, label_of
+from scoremode.lib.files import MOST_TEXT, read_at_most, read_regular
 from scoremode.text.protocol import TextRule
-from scoremode.text.rows import decoded, drawn_rows, read_rows
-from scoremode.text.wikitext import pages_of
+from scoremode.text.rows import check_labels, decoded, drawn_rows, label_of, read_rows
 
 __all__ = [
+    "BY_FILE",
     "PACKED",
     "ROWS",
+    "STDIN",
     "TABLES",
     "WIKITEXT2_NAME",
     "WIKITEXT2_RAW_SHA256",
@@ -30,11 +36,14 @@ __all__ = [
     "TextFile",
     "from_dataset_file",
     "from_file",
+    "from_files",
     "from_rows",
     "from_string",
+    "pages_of",
     "read_text",
     "text_of",
 ]
+
 
 # The hash of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
@@ -43,6 +52,11 @@ WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
 ROWS = {".jsonl", ".ndjson", ".parquet"}
 PACKED = (".jsonl.gz", ".ndjson.gz", ".json.gz")
 TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
+# Standard input among files.
+STDIN = Path("-")
+# The one thing that files can be grouped by.
+BY_FILE = "file"
+_MOST_FILES = 10_000
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,54 @@ def from_file(path: Path) -> Corpus:
     return Corpus(path.name, (text,), "text", str(path), _digest(data))
 
 
+def from_files(paths: Sequence[Path], group_by: str | None = None) -> Corpus:
+    """The text of `paths` in their order: files, folders, and `-` for standard input; with `group_by`,
+    which must be BY_FILE, the texts of each.
+
+    A folder's text is that of its files, sorted by name; hidden ones are left out and named in the
+    record. Raises CorpusError for anything in it that is no text, UsageError for `-` given twice.
+    """
+    if group_by not in (None, BY_FILE):
+        raise UsageError(
+            f"--group-by {group_by}: texts of -f are grouped by file; fields have data sets"
+        )
+    if group_by is None and list(paths) == [STDIN]:
+        data, text = _stdin()
+        return Corpus("stdin", (text,), "text", "stdin", sha256(data).hexdigest())
+    if group_by is None and len(paths) == 1 and not paths[0].is_dir():
+        return from_file(paths[0])
+    if sum(path == STDIN for path in paths) > 1:
+        raise UsageError("-f - is given twice: standard input can be read once")
+    skipped: list[str] = []
+    files, texts, digest, room = [], [], sha256(), MOST_TEXT
+    for path in chain.from_iterable(_files(path, skipped) for path in paths):
+        name = "stdin" if path == STDIN else str(path)
+        data, text = _stdin() if path == STDIN else read_text(path)
+        room -= len(data)
+        if room < 0 or len(files) == _MOST_FILES:
+            raise CorpusError(
+                f"{name}: with the files before it a text of more than {_MOST_FILES:,} files or "
+                f"{MOST_TEXT >> 20:,} MiB"
+            )
+        digest.update(data)
+        texts.append(text)
+        files.append(TextFile(name, sha256(data).hexdigest(), len(data)))
+    name = paths[0].resolve().name if paths[0] != STDIN else "stdin"
+    labels = () if group_by is None else _labels(files)
+    return Corpus(
+        f"{name} and {len(paths) - 1} more" if len(paths) > 1 else name,
+        tuple(texts) if labels else ("".join(texts),),
+        "text",
+        ", ".join("stdin" if path == STDIN else str(path) for path in paths),
+        digest.hexdigest(),
+        files=tuple(files),
+        skipped=tuple(skipped),
+        group_by=group_by,
+        labels=labels,
+        apart=bool(labels),
+    )
+
+
 def read_text(path: Path) -> tuple[bytes, str]:
     """The bytes of a text file, and the text that they are. Raises CorpusError.
 
@@ -292,6 +354,24 @@ def from_dataset_file(path: Path, text_field: str = "text", group_by: str | None
     return replace(corpus, name=WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 
+def pages_of(raw: str) -> tuple[str, ...]:
+    """The pages of a raw file of WikiText, such as wiki.test.raw, which has 62.
+
+    A heading is a line ` = Title = `, where headings of sections, ` = = Title = = `, are none. Blank
+    lines before the first heading are in no page.
+    """
+    pages: list[list[str]] = [[]]
+    for line in raw.split("\n"):
+        # What the data set looks at, so that `= = =` never begins a page.
+        joined = line.replace("= = =", "===").replace("= =", "==").strip()
+        if joined.startswith("= ") and joined.endswith(" ="):
+            if not any(map(str.strip, pages[-1])):
+                pages.pop()
+            pages.append([])
+        pages[-1].append(line)
+    return tuple("\n".join(lines) for lines in pages)
+
+
 def _is_wikitext2(rows: tuple[str, ...]) -> bool:
     if len(rows) != 4358:
         return False
@@ -316,3 +396,61 @@ def _encode(text: str, name: str) -> bytes:
 
 def _digest(data: bytes) -> str:
     return sha256(data).hexdigest()
+
+
+def _labels(files: Sequence[TextFile]) -> tuple[str, ...]:
+    """The names of files; their paths where two share a name. Raises CorpusError."""
+    names = [Path(file.source).name for file in files]
+    of = [
+        name if names.count(name) == 1 else file.source
+        for name, file in zip(names, files, strict=True)
+    ]
+    labels = tuple(label_of(name, name, BY_FILE) for name in of)
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise UsageError(f"-f {twice} is given twice: it would be one group")
+    check_labels(labels, "-f")
+    return labels
+
+
+def _files(path: Path, skipped: list[str]) -> list[Path]:
+    """A file alone, or the files of a folder; adds those that are left out to `skipped`."""
+    if not path.is_dir():
+        return [path]
+    try:
+        found = sorted(path.iterdir(), key=lambda file: file.name)
+    except OSError as error:
+        raise CorpusError(f"{path}: {error.strerror}") from None
+    skipped += [str(file) for file in found if file.name.startswith(".")]
+    shown = [file for file in found if not file.name.startswith(".")]
+    if not shown:
+        raise CorpusError(f"{path}: a folder without text files")
+    if nested := next((file for file in shown if file.is_dir()), None):
+        raise CorpusError(
+            f"{nested}: a folder in a folder, which is not looked into: give it with a -f of its own"
+        )
+    return shown
+
+
+def _stdin() -> tuple[bytes, str]:
+    try:
+        data = read_at_most(sys.stdin.buffer, "stdin", MOST_TEXT)
+    except (OSError, AttributeError, ValueError) as error:  # the last two where it is closed
+        raise CorpusError(f"stdin: {getattr(error, 'strerror', None) or 'is closed'}") from None
+    text = text_of(data, "stdin")
+    # No name tells what it is.
+    if _is_rows(text):
+        raise CorpusError(
+            "stdin: its lines are JSON objects, whose syntax would be scored with them: save it as "
+            ".jsonl and give it with --dataset-file and --text-field NAME"
+        )
+    return data, text
+
+
+def _is_rows(text: str) -> bool:
+    """Tells whether the first lines are JSON objects."""
+    lines = [line for line in text[: 1 << 16].splitlines() if line.strip()][:8]
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        return False

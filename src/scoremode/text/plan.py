@@ -16,15 +16,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError, ProtocolError
-from scoremode.text.arrangement import arrangement, drawn_arrangement
-from scoremode.text.labels import Labels
-from scoremode.text.prefixes import shared_inputs
+from scoremode.lib.json import json_digest
 from scoremode.text.protocol import Protocol
 from scoremode.text.stopping import drawn_order, looks_of
 
-__all__ = ["Plan", "Window", "make_plan"]
+__all__ = [
+    "Labels",
+    "Plan",
+    "Window",
+    "arrangement",
+    "drawn_arrangement",
+    "make_plan",
+    "shared_inputs",
+]
+
+# Tokens of a group, padded: the largest micro-batch of a GPU, and several of a CPU.
+GROUP_TOKENS = 16_384
 
 IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Each token's group, by its row of a data set or by its file.
+
+    - `names`: all labels, sorted; `of` int32 [N]: each token's place in `names`.
+    """
+
+    names: tuple[str, ...]
+    of: NDArray[np.int32]
+
+    @classmethod
+    def of_places(cls, labels: Sequence[str], places: NDArray[np.integer]) -> "Labels":
+        """The labels of tokens, given for each its place in `labels`, [N]."""
+        names = tuple(sorted({str(labels[i]) for i in np.unique(places)}))
+        of = {name: i for i, name in enumerate(names)}
+        return cls(names, np.array([of.get(label, -1) for label in labels], np.int32)[places])
+
+    def at(self, index: NDArray[np.integer]) -> NDArray[np.object_]:
+        """The labels of tokens by their places in the stream, as texts [len(index)]."""
+        return np.array(self.names, object)[self.of[index]]
+
+    def counts(self, index: NDArray[np.integer]) -> dict[str, int]:
+        """The number of these tokens under each label that any of them has."""
+        counts = np.bincount(self.of[index], minlength=len(self.names)).tolist()
+        return {name: n for name, n in zip(self.names, counts, strict=True) if n}
+
+    def sha256(self, index: NDArray[np.integer]) -> str:
+        """The sha256 of which of these tokens has which label."""
+        names, codes = np.unique(self.of[index], return_inverse=True)
+        digest = sha256(codes.astype("<i4").tobytes()).hexdigest()
+        return json_digest([[self.names[i] for i in names], digest])
 
 
 @dataclass(frozen=True)
@@ -276,6 +318,58 @@ class Plan:
             "sha256": self.sha256,
             **({} if self.conversation is None else {"conversations": self.draws}),
         }
+
+
+def arrangement(lengths: IntArray) -> IntArray:
+    """int64 [W]: the order in which windows of these lengths in tokens (int64 [W]) are scored.
+
+    Windows that share a micro-batch are padded to the longest, so neighbors should be about as long.
+    But in the order of their lengths the first half of a run would be short conversations alone, and
+    its running estimate one of these. So windows are sorted, cut into groups that fill a micro-batch,
+    and the groups shuffled: by the lengths alone, so that every machine has the same order.
+    """
+    order = np.argsort(lengths, kind="stable")
+    groups, begin = [], 0
+    for i, length in enumerate(lengths[order].tolist()):
+        if i > begin and (i - begin + 1) * length > GROUP_TOKENS:
+            groups.append(order[begin:i])
+            begin = i
+    groups.append(order[begin:])
+    return np.concatenate([groups[g] for g in drawn_order(len(groups), 0)])
+
+
+def drawn_arrangement(
+    conversation: NDArray[np.integer], lengths: IntArray, start: IntArray, seed: int
+) -> IntArray:
+    """int64 [W]: windows of conversations, which `seed` draws whole, in the order in which they are
+    scored.
+
+    Between two looks of a rule to stop by, conversations come by the length of their longest window.
+
+    `conversation`: int [W], the one that each window is of. `lengths`, `start`: int64 [W].
+    """
+    names, of = np.unique(conversation, return_inverse=True)
+    longest = np.zeros(len(names), np.int64)
+    np.maximum.at(longest, of, lengths)
+    drawn = np.array(drawn_order(len(names), seed), np.int64)
+    place = np.empty(len(names), np.int64)
+    begin = 0
+    for look in looks_of(len(names)):
+        some = drawn[begin:look]
+        place[some[np.argsort(longest[some], kind="stable")]] = np.arange(begin, look)
+        begin = look
+    return np.lexsort((start, lengths, place[of]))
+
+
+def shared_inputs(windows: Sequence[NDArray[np.int32]]) -> IntArray:
+    """int64 [W]: how many first inputs each window, of ids [n], has in common with the one before."""
+    shared = np.zeros(len(windows), np.int64)
+    for w in range(1, len(windows)):
+        one, other = windows[w - 1], windows[w]
+        n = min(len(one), len(other))
+        differs = one[:n] != other[:n]
+        shared[w] = differs.argmax() if differs.any() else n
+    return shared
 
 
 def make_plan(

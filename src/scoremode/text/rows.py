@@ -1,19 +1,32 @@
-"""Rows of a data set's file: Parquet or JSON lines, plain or packed by gzip; and which of them a seed
-draws."""
+"""Rows of a data set's file (Parquet or JSON lines, plain or gzipped), a seed's sample of them, and the
+labels of their groups."""
 
+import io
 import json
+import zlib
 from collections.abc import Sequence
+from gzip import BadGzipFile, GzipFile
 from typing import Any
 
 from scoremode.errors import CorpusError, words_of
 from scoremode.lib.files import MOST_TEXT
-from scoremode.text.gzipped import unpacked
 from scoremode.text.stopping import drawn_order
 
-__all__ = ["decoded", "drawn_rows", "read_rows", "row_names"]
+__all__ = [
+    "check_labels",
+    "decoded",
+    "drawn_rows",
+    "label_of",
+    "read_rows",
+    "row_names",
+    "unpacked",
+]
 
 # Rows of a Parquet file that are unpacked at a time: a value that its file has once may stand in all.
 _BATCH = 64
+# A field of more values than these is no group's name but each row's own.
+_MOST_LABELS = 256
+_LONGEST = 200
 
 
 def drawn_rows(rows: Sequence[int], count: int, seed: int) -> list[int]:
@@ -36,12 +49,29 @@ def read_rows(data: bytes, name: str, text_field: str | None) -> list[Any]:
 
 
 def row_names(data: bytes, name: str, rows: int) -> list[str]:
-    """What to call the rows that `read_rows` gives: a line by its number, one of Parquet by its place,
-    the first being 0."""
+    """Names for the rows that `read_rows` returns: a line's number from 1, a Parquet row's place from
+    0."""
     if name.lower().endswith(".parquet"):
         return [f"{name}, row {i}" for i in range(rows)]
     lines = _lines(data, name).split("\n")
     return [f"{name}, line {i}" for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def unpacked(data: bytes, name: str) -> bytes:
+    """The bytes of a data set's file, unpacked where its name ends in .gz.
+
+    Raises CorpusError for a file that is not gzip, breaks off, or holds more than MOST_TEXT bytes.
+    """
+    if not name.lower().endswith(".gz"):
+        return data
+    try:
+        with GzipFile(fileobj=io.BytesIO(data)) as file:
+            found = file.read(MOST_TEXT + 1)
+    except (BadGzipFile, EOFError, zlib.error) as error:
+        raise CorpusError(f"{name}: not a readable gzip file: {error}") from None
+    if len(found) > MOST_TEXT:
+        raise CorpusError(f"{name}: unpacks to more than {MOST_TEXT >> 20:,} MiB")
+    return found
 
 
 def _lines(data: bytes, name: str) -> str:
@@ -111,3 +141,27 @@ def decoded(data: bytes, name: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise CorpusError(f"{name}: not utf-8 at byte {error.start}") from None
+
+
+def label_of(value: Any, where: str, field: str, more: str = "") -> str:
+    """The label that a row's field holds: a text or a whole number. Raises CorpusError, which ends with
+    `more`."""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        text = str(value).strip()
+        if text and len(text) <= _LONGEST and _is_unicode(text):
+            return text
+    raise CorpusError(f"{where}: {field} is {str(value)[:40]!r}, which names no group{more}")
+
+
+def check_labels(labels: Sequence[str], what: str) -> None:
+    """Raises CorpusError where rows have too many labels for a table."""
+    if (count := len(set(labels))) > _MOST_LABELS:
+        raise CorpusError(f"{what}: makes {count:,} groups, and a table has {_MOST_LABELS} at most")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,5 +1,5 @@
-"""The rule of `--stop-when`: which metric must be known how well, and after how many windows it is
-looked at.
+"""The rule of `--stop-when`: which metric must be known how well, and after how many windows the run
+looks at it.
 
 Windows are drawn in an order that the seed alone decides, so that those done are a random sample of
 all. Looks come after fixed numbers of windows, whatever the device, its memory or an interruption: the
@@ -16,7 +16,14 @@ from typing import Literal
 
 from scoremode.errors import ProtocolError
 
-__all__ = ["FIRST_LOOK", "StopRule", "drawn_order", "looks_of", "stop_rule"]
+__all__ = [
+    "FIRST_LOOK",
+    "StopRule",
+    "drawn_order",
+    "looks_of",
+    "stop_rule",
+]
+
 
 # The first look, and how many windows more each further one has: 32, 40, 56, 72, 96, 120 … so few
 # looks that their number hardly moves the coverage (docs/statistics.md), and eights of windows between.

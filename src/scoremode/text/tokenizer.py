@@ -28,7 +28,8 @@ from scoremode.text.protocol import Protocol
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer", "adopt", "load_tokenizer", "naming", "sides_of", "tokenize"]
+__all__ = ["Tokenizer", "adopt", "difference", "load_tokenizer", "naming", "sides_of", "tokenize"]
+
 
 # The largest vocabularies have 300,000 entries.
 _MOST_IDS = 1 << 22
@@ -269,3 +270,22 @@ def _set_special_tokens(
     special = [(backend.id_to_token(i), i) for i in {*front, *behind}]
     pieces = [*map(backend.id_to_token, front), "$A", *map(backend.id_to_token, behind)]
     backend.post_processor = TemplateProcessing(single=pieces, special_tokens=special)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def difference(
+    ours: Tokenizer, own: NDArray[Any], theirs: Tokenizer, other: NDArray[Any]
+) -> str | None:
+    """`token 17 is 262 ('Ġthe') and not 5 ('x')`, by `ours` whose ids are `own`; None for the same."""
+    shorter = min(len(own), len(other))
+    differing = np.flatnonzero(own[:shorter] != other[:shorter])
+    if not len(differing) and len(own) == len(other):
+        return None
+    at = int(differing[0]) if len(differing) else shorter
+    one, two = _token(ours, own, at), _token(theirs, other, at)
+    return f"token {at:,} is {one} and not {two}; {len(own):,} tokens and not {len(other):,}"
+
+
+def _token(tokenizer: Tokenizer, ids: NDArray[Any], at: int) -> str:
+    if at >= len(ids):
+        return "none"
+    return f"{ids[at]} ({tokenizer.backend.id_to_token(int(ids[at]))!r})"

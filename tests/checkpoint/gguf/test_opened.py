@@ -41,7 +41,7 @@ def test_tensors_have_the_librarys_names(tmp_path):
     assert checkpoint.layouts["model.layers.0.self_attn.q_proj.weight"].turns == HEADS
     assert checkpoint.config["quantization_config"] == {"quant_method": "gguf"}
     assert checkpoint.quantization == {"quant_method": "gguf"}
-    assert checkpoint.shards == [tmp_path / "x.gguf"]
+    assert checkpoint.weight_files == [tmp_path / "x.gguf"]
     assert checkpoint.bytes == (tmp_path / "x.gguf").stat().st_size
     assert checkpoint.config_file == checkpoint.path == tmp_path / "x.gguf"
     assert not checkpoint.is_folder
@@ -69,7 +69,7 @@ def test_a_split_is_one_checkpoint(tmp_path, tmp_path_factory):
     assert all(torch.equal(one.read(name), other.read(name)) for name in one.tensors)
     assert one.config == other.config
     assert sorted(one.hash_files()) == [f"x-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    assert len(one.shards) == 2 and len(one.opened) == 3
+    assert len(one.weight_files) == 2 and len(one.opened) == 3
     (tmp_path / "x-00001-of-00003.gguf").touch()
     with pytest.raises(CheckpointError, match=r"00001-of-00003\.gguf: was changed or replaced"):
         one.check_unchanged()

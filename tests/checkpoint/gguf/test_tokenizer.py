@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 
 from scoremode.checkpoint.gguf.header import read_gguf
 from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.token_class import token_table
 

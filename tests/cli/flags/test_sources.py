@@ -65,7 +65,7 @@ def reached(monkeypatch, tmp_path):
 
     for place in (
         *("corpus.from_string", "corpus.from_dataset_file", "hub.from_hub", "presets.load_text"),
-        *("text_files.from_files", "calibration.calibration_of_file"),
+        *("corpus.from_files", "calibration.calibration_of_file"),
         *("calibration.calibration_of_hub", "conversations.corpus.from_conversations_file"),
         "conversations.corpus.from_conversations_hub",
     ):

@@ -12,7 +12,7 @@ from support.run_requests import request
 from support.shard_runs import SCHEDULE, asked, edited, refusal, run, shards, untimed
 from support.tampered_runs import copy_model
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.engines.base import Schedule
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.results.folders.finished import load_run

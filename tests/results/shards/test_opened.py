@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.shard_runs import asked, edited, refusal, run
 
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD, SCORES

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from support.task_runs import measured_requests, rounded
 
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table, write_table
 from scoremode.runs.check.requests import audit_answers, audited_requests

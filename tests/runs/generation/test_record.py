@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 
 from scoremode.runs.generation.record import counts_of, finished_record
-from scoremode.text.conversations.generated import KIND
+from scoremode.text.conversations.corpus import KIND
 
 
 def reply(reason="stop", exact=True, kept=True, form="messages", tokens=3, **fields):

@@ -6,8 +6,12 @@ from hashlib import sha256
 import pytest
 
 from scoremode.errors import CorpusError
-from scoremode.text.conversations.corpus import from_conversations_file
-from scoremode.text.conversations.generated import KIND, generated_by, record_path
+from scoremode.text.conversations.corpus import (
+    KIND,
+    from_conversations_file,
+    generated_by,
+    record_path,
+)
 
 CHAT = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 DIGEST = sha256(CHAT).hexdigest()

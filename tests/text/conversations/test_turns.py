@@ -5,8 +5,7 @@ from support.chat_templates import CHATS, SHAPES, chat, real_templates
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import Conversation, conversation_of
-from scoremode.text.conversations.template import ChatTemplate
-from scoremode.text.conversations.turns import Turn, turns
+from scoremode.text.conversations.template import ChatTemplate, Turn, turns
 
 
 def template(shape: str, **arguments: object) -> ChatTemplate:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError
-from scoremode.text.conversations.tokens import Tokens
-from scoremode.text.conversations.windows import Cut, cut, places
+from scoremode.text.conversations.tokens import Cut, Tokens, cut, places
 
 
 def text(turns: str, begin: int = 0) -> Tokens:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.config_fields import TRANSFORM
+from scoremode.checkpoint.config import TRANSFORM
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.errors import CheckpointError, UnsupportedModel
 

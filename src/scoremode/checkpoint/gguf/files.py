@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.checkpoint.gguf.header import GgufHeader
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.lib.json import canonical
 

@@ -9,14 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.config_fields import check_config
+from scoremode.checkpoint.config import check_config
 from scoremode.checkpoint.files import Checkpoint, stamp
 from scoremode.checkpoint.gguf.architectures import Described, describe
 from scoremode.checkpoint.gguf.files import GgufFiles
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.checkpoint.gguf.split import parts_of, read_split
 from scoremode.checkpoint.gguf.types import TYPES
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 
 __all__ = ["gguf_config", "gguf_metadata", "open_gguf"]

@@ -208,7 +208,7 @@ def corpus_of(args: argparse.Namespace, seed: int | None = None) -> "Corpus":
     """
     refuse_unused(args, named_source(args))
     args.clock.begin("text")
-    from scoremode.text import corpus, hub, text_files
+    from scoremode.text import corpus, hub
 
     field = args.text_field or "text"
     if (known := preset_of(args) or conversations_of(args)) is not None:
@@ -216,9 +216,9 @@ def corpus_of(args: argparse.Namespace, seed: int | None = None) -> "Corpus":
     elif args.text is not None:
         result = corpus.from_string(args.text)
     elif args.file is not None:
-        if text_files.STDIN in args.file and getattr(args, "ranks", None) is not None:
+        if corpus.STDIN in args.file and getattr(args, "ranks", None) is not None:
             raise UsageError("-f -: several devices can't share standard input: give a file")
-        result = text_files.from_files(args.file, args.group_by)
+        result = corpus.from_files(args.file, args.group_by)
     elif args.dataset_file is not None:
         result = corpus.from_dataset_file(args.dataset_file, field, args.group_by)
     else:

@@ -8,7 +8,7 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.files import GgufFiles
-from scoremode.checkpoint.mixture import Mixture
+from scoremode.checkpoint.virtual import Mixture
 from scoremode.engines.kv_formats import AS_DECLARED, KvCache
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current

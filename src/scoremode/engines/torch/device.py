@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.config_fields import dtype_of
+from scoremode.checkpoint.config import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError, UsageError
 from scoremode.head.bf16_matmul import cpu_has_instructions

@@ -27,7 +27,9 @@ class Copies:
 
     def __init__(self, checkpoint: Checkpoint, ask: Callable[..., list[Any]]):
         self._checkpoint, self._ask = checkpoint, ask
-        self._paths = [str(p.absolute()) for p in (*checkpoint.files.beside, *checkpoint.shards)]
+        self._paths = [
+            str(p.absolute()) for p in (*checkpoint.files.beside, *checkpoint.weight_files)
+        ]
         mine, views = view_of(self._paths), ask("scoremode_view_files", self._paths)
         firsts: dict[str, int] = {}
         for worker, view in enumerate(views):

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.checkpoint.config_fields import longest_of
+from scoremode.checkpoint.config import longest_of, read_json
 from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.strict_json import read_json
 from scoremode.engines.vllm.messages import Kind
 from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
 from scoremode.engines.vllm.prompts import (

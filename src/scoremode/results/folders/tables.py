@@ -21,7 +21,7 @@ from scoremode.lib.files import MOST_TEXT, atomic, read_regular
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.pages import pages_section
-from scoremode.text.asked import PlannedAsked
+from scoremode.text.task_requests import PlannedCorpus
 
 __all__ = [
     "ANSWERS",
@@ -69,7 +69,7 @@ class Answers:
 
 
 def answers_of(scores: Scores, window: NDArray[np.int64], begin: NDArray[np.int64]) -> Answers:
-    """The answers to requests whose windows are as `PlannedAsked` has them."""
+    """The answers to requests whose windows are as `PlannedCorpus` has them."""
     own = _summed(scores.window, scores.logprob, scores.top1 != scores.target, window, begin)
     if (base := scores.against) is None:
         return Answers(*own)
@@ -94,7 +94,7 @@ def _summed(
     return summed, np.bincount(requests, misses, size) == 0
 
 
-def write_requests(folder: Path, planned: PlannedAsked, answers: Answers) -> dict[str, Any]:
+def write_requests(folder: Path, planned: PlannedCorpus, answers: Answers) -> dict[str, Any]:
     """Writes the file; returns the record's section `requests`."""
     import pyarrow as pa
 

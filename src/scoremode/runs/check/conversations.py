@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.chat_templates import (
+from scoremode.checkpoint.chat_template import (
     chat_template,
     special_tokens,
     template_file,

@@ -14,9 +14,9 @@ from scoremode.results.record.differences import differences
 from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.paired_answers import paired_answers
 from scoremode.runs.planning import prefix_of
-from scoremode.text.asked import Asked, TextRequest, asked
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.task_requests import RequestCorpus, TextRequest, request_corpus
 from scoremode.text.tokenizer import Tokenizer
 
 __all__ = ["audit_answers", "audited_pages", "audited_requests"]
@@ -36,7 +36,8 @@ def audited_requests(
     try:
         found = read_table(folder / REQUESTS, record["requests"])
         names = ("task", "question", "place", "context", "continuation")
-        corpus = asked([TextRequest(*row) for row in zip(*(found[n] for n in names), strict=True)])
+        rows = zip(*(found[n] for n in names), strict=True)
+        corpus = request_corpus([TextRequest(*row) for row in rows])
     except (ScoremodeError, KeyError, TypeError) as error:
         findings.wrong("text", REQUESTS, str(error))
         return None
@@ -53,7 +54,7 @@ def audited_requests(
 def audited_pages(
     folder: Path | None,
     record: Mapping[str, Any],
-    pages: Asked,
+    pages: RequestCorpus,
     tokenizer: Tokenizer,
     protocol: Protocol,
     findings: Findings,
@@ -76,7 +77,7 @@ def audited_pages(
 
 
 def _planned(
-    corpus: Asked,
+    corpus: RequestCorpus,
     said: list[list[int]] | None,
     tokenizer: Tokenizer,
     protocol: Protocol,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
@@ -23,13 +23,11 @@ from scoremode.runs.check.named_text import named_corpus
 from scoremode.runs.check.requests import audited_pages, audited_requests
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
-from scoremode.text.apart import plan_of, texts_sha256
-from scoremode.text.asked import asked_pages
-from scoremode.text.corpus import Corpus, from_dataset_file, from_string
+from scoremode.text.corpus import Corpus, from_dataset_file, from_files, from_string
+from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
-from scoremode.text.requests import TASKS
-from scoremode.text.text_files import from_files
+from scoremode.text.task_requests import TASKS, page_corpus
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
@@ -133,7 +131,7 @@ def _text_plan(
         return None
     try:
         if record["protocol"].get("text") == "pages":
-            pages = asked_pages(corpus.texts("pages"))
+            pages = page_corpus(corpus.texts("pages"))
             return audited_pages(folder, record, pages, tokenizer, protocol_of(record), findings)
         return plan_of(corpus, tokenizer, protocol_of(record))
     except ScoremodeError as error:

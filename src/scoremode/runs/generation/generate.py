@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from scoremode.checkpoint.chat_templates import (
+from scoremode.checkpoint.chat_template import (
     chat_template,
     special_tokens,
     template_file,
     turn_ends,
 )
-from scoremode.checkpoint.config_fields import positions_of
+from scoremode.checkpoint.config import positions_of
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.lib.files import write_text
@@ -31,7 +31,7 @@ from scoremode.runs.generation.prompts import Prompts
 from scoremode.runs.generation.record import finished_record, record_of, record_text
 from scoremode.runs.generation.replies import Replying
 from scoremode.startup.clock import StageClock
-from scoremode.text.conversations.generated import record_path
+from scoremode.text.conversations.corpus import record_path
 from scoremode.text.conversations.template import DATE
 
 __all__ = ["Engine", "Generation", "generate"]

@@ -10,13 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.hashing import hash_file
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.lib.json import json_text
 from scoremode.results.record.sections import now
 from scoremode.runs.generation.replies import Replying
-from scoremode.text.conversations.generated import KIND, record_path
+from scoremode.text.conversations.corpus import KIND, record_path
 
 if TYPE_CHECKING:
     from scoremode.runs.generation.generate import Generation

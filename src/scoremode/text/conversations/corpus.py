@@ -2,9 +2,13 @@
 
 Its bytes are those of the data set. What a model is given of them is its own chat template's work, so
 two models have the same text only where the templates write the same.
+
+A file that `scoremode generate` wrote has a record beside it that says which model generated the
+conversations. It counts only for the very file that it describes, by that file's sha256.
 """
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -14,31 +18,37 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.lib.files import MOST_TEXT, read_regular
-from scoremode.text.conversations.generated import generated_by
+from scoremode.lib.files import MOST_JSON, MOST_TEXT, read_regular
 from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
-from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
-from scoremode.text.conversations.windows import Cut, cut
+from scoremode.text.conversations.tokens import Cut, Spoken, Tally, Tokens, cut, tokens_of
 from scoremode.text.corpus import Corpus
 from scoremode.text.hub import rows_of_hub
-from scoremode.text.labels import Labels, check_labels, label_of
-from scoremode.text.plan import Plan
+from scoremode.text.plan import Labels, Plan
 from scoremode.text.protocol import Protocol, TextRule
-from scoremode.text.rows import drawn_rows, read_rows, row_names
+from scoremode.text.rows import check_labels, drawn_rows, label_of, read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 
 __all__ = [
+    "KIND",
     "BadRow",
     "Conversations",
     "Talk",
     "conversations_of",
     "from_conversations_file",
     "from_conversations_hub",
+    "generated_by",
+    "record_path",
 ]
+
 
 # So many bad rows an error names, and a record.
 _NAMED, _KEPT = 3, 20
+
+# The kind of the record that `scoremode generate` writes beside a file of conversations.
+KIND = "scoremode generated conversations"
+# The fields of it that a run's record repeats.
+_REPEATED = ("base", "engine", "sampling")
 
 
 @dataclass(frozen=True)
@@ -312,3 +322,37 @@ def from_conversations_hub(
         size=found.bytes,
         **how,
     )
+
+
+def record_path(path: Path) -> Path:
+    """The path of the record of a file: `chats.jsonl` has `chats.jsonl.json`."""
+    return path.with_name(f"{path.name}.json")
+
+
+def generated_by(path: Path, digest: str) -> dict[str, Any] | None:
+    """What a run's record says of the file whose sha256 is `digest`: its `base`, `engine` and
+    `sampling`, and the sha256 of the record that says so; None where no record is there, or one of
+    another file.
+
+    Raises CorpusError for a record that can't be read, or lacks what it should have.
+    """
+    file = record_path(path)
+    try:
+        data = read_regular(file, MOST_JSON)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CorpusError(f"{file}: {error.strerror}") from None
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        return None
+    output = record.get("output")
+    if not isinstance(output, dict) or output.get("sha256") != digest:
+        return None
+    for name in _REPEATED:
+        if not isinstance(record.get(name), dict):
+            raise CorpusError(f"{file}: is a record of what a model said, without its {name}")
+    return {**{n: record[n] for n in _REPEATED}, "record_sha256": sha256(data).hexdigest()}

@@ -8,7 +8,7 @@ import torch
 from support.engine_helpers import make_engine, score
 from support.models import library_model, make_checkpoint, random_plan
 
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.base import Extras
 from scoremode.engines.torch.base_model import ModelReference
 from scoremode.engines.torch.live.engine import LiveEngine

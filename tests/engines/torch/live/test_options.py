@@ -6,7 +6,7 @@ import torch
 from support.models import library_model, random_plan
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.live.engine import LiveEngine
 from scoremode.engines.torch.live.options import LiveOptions

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from scoremode.checkpoint import plain
+from scoremode.checkpoint import bulk_io
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.engines.torch.memory.reader import Block, Reader
 from scoremode.errors import CheckpointError
 
@@ -72,7 +72,7 @@ def test_pieces_and_requests_of_any_size_make_the_same_bytes(
 ):
     if request_size * 97 < piece:
         piece = 97  # a system call a byte
-    monkeypatch.setattr(plain, "_REQUEST", request_size)
+    monkeypatch.setattr(bulk_io, "_REQUEST", request_size)
     block = Block.of(infos)
     memory = torch.full((block.bytes,), 0xA5, dtype=torch.uint8)
     for begin in range(0, block.bytes, piece):
@@ -81,7 +81,7 @@ def test_pieces_and_requests_of_any_size_make_the_same_bytes(
 
 
 def test_no_request_is_larger_than_allowed(infos, reader, monkeypatch):
-    monkeypatch.setattr(plain, "_REQUEST", 500)
+    monkeypatch.setattr(bulk_io, "_REQUEST", 500)
     asked = []
 
     def count(fd, buffers, offset):

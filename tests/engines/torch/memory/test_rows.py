@@ -13,7 +13,7 @@ from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.memory.budget import Memory
 from scoremode.engines.torch.memory.rows import RowMemory, choose_rows
 from scoremode.text.plan import Plan
-from scoremode.text.requests import TokenRequest
+from scoremode.text.task_requests import TokenRequest
 
 GIB = 1 << 30
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

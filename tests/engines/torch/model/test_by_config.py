@@ -17,8 +17,7 @@ from support.qweight_models import Recipe
 from support.qweight_models import make_pair as qweight_pair
 from support.torchao_models import make_pair as torchao_pair
 
-from scoremode.checkpoint.config_file import opened_config
-from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint, opened_config
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.by_config import checkpoint_by_config

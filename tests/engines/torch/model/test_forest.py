@@ -12,7 +12,7 @@ from transformers.masking_utils import (
 )
 
 from scoremode.engines.torch.model.forest import ATTENTIONS, ForestIds, masks_of
-from scoremode.text.prefixes import lay
+from scoremode.text.batching import lay
 
 # Two trees, one of them with a window that others begin with, in a row of 11 places and one of 5.
 WINDOWS = [[1, 2], [1, 2, 3, 4], [1, 2, 3, 5, 6], [7, 8, 9, 10, 11], [7, 8, 9, 10, 12]]

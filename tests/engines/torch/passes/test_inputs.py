@@ -9,8 +9,8 @@ from support.request_plans import plan_of, shared_plan
 
 from scoremode.engines.torch.model.forest import ForestIds
 from scoremode.engines.torch.passes.inputs import forest_rows, inputs_of
-from scoremode.text.prefixes import lay
-from scoremode.text.requests import TokenRequest
+from scoremode.text.batching import lay
+from scoremode.text.task_requests import TokenRequest
 
 
 def send(numbers: np.ndarray) -> torch.Tensor:

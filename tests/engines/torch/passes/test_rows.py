@@ -10,7 +10,7 @@ from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.engines.torch.passes import rows as module
 from scoremode.engines.torch.passes.rows import is_of_requests
 from scoremode.engines.torch.passes.ways import run_whole
-from scoremode.text.requests import TokenRequest
+from scoremode.text.task_requests import TokenRequest
 
 
 @pytest.fixture(scope="module")

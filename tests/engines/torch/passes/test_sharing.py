@@ -16,7 +16,7 @@ from scoremode.engines.torch.passes import inputs as inputs_module
 from scoremode.engines.torch.passes.inputs import Inputs
 from scoremode.engines.torch.passes.sharing import most_shared, prove_shared, why_apart
 from scoremode.errors import UnsupportedModel
-from scoremode.text.prefixes import lay
+from scoremode.text.batching import lay
 
 CAUSAL = [name for name in ARCHITECTURES if name not in ("bert", "electra")]
 # Why windows of the others go apart.

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.checkpoint.header import TensorInfo, read_header
-from scoremode.checkpoint.safetensors_files import SafetensorsFiles
+from scoremode.checkpoint.safetensors_files import SafetensorsFiles, TensorInfo, read_header
 from scoremode.engines.kv_formats import KvCache, RecordedScales
 from scoremode.engines.torch.weights.kv_cache import SCALE_NAMES
 from scoremode.errors import CheckpointError, UsageError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, make_current

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.in_memory import ModuleInMemory
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.text.plan import Plan
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode.checkpoint.header import TensorInfo
-from scoremode.checkpoint.plain import FileReader, Part
+from scoremode.checkpoint.bulk_io import FileReader, Part
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError
 
 __all__ = ["Block", "Reader"]

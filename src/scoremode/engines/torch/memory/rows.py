@@ -14,7 +14,7 @@ from scoremode.engines.base import Schedule
 from scoremode.engines.torch.memory.activations import widest_head
 from scoremode.engines.torch.memory.budget import Memory, is_long
 from scoremode.errors import EngineError
-from scoremode.text.grouping import grouped, size_of
+from scoremode.text.batching import grouped, size_of
 from scoremode.text.plan import Plan
 
 __all__ = ["RowMemory", "choose_rows"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.config_fields import language_config
+from scoremode.checkpoint.config import language_config
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.folder import MODELOPT
 from scoremode.errors import UnsupportedModel, words_of

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from scoremode.checkpoint.config_fields import dtype_of
+from scoremode.checkpoint.config import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.model.build import skeleton_of_config
 from scoremode.engines.torch.model.library_errors import telling

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from scoremode.checkpoint.config_fields import layers_of
+from scoremode.checkpoint.config import layers_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel, words_of
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from scoremode.engines.torch.model.forest import ForestIds, Ids
 from scoremode.engines.torch.passes.padding import filled_ids, state_rows
+from scoremode.text.batching import Forest, lay
 from scoremode.text.plan import Plan
-from scoremode.text.prefixes import Forest, lay
 
 __all__ = ["Inputs", "forest_rows", "inputs_of"]
 

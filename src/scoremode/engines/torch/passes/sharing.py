@@ -25,7 +25,7 @@ from scoremode.engines.torch.model.stand_ins import Call, NotSeparable, Unread
 from scoremode.engines.torch.passes.inputs import Inputs
 from scoremode.engines.torch.passes.layers import Layers
 from scoremode.errors import UnsupportedModel, words_of
-from scoremode.text.prefixes import Forest, lay
+from scoremode.text.batching import Forest, lay
 
 __all__ = ["SharedWindow", "leak_of", "most_shared", "prove_shared", "why_apart"]
 

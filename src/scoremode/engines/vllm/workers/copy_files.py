@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from scoremode.checkpoint.hashing import Hashing
+from scoremode.checkpoint.bulk_io import Hashing
 
 __all__ = ["CopyHashes", "View", "view_of"]
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from scoremode.errors import TokenizerError
-from scoremode.tasks.speaker import Speaker
+from scoremode.tasks.chat import Speaker
 
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.checkpoint import plain
-from scoremode.checkpoint.plain import FileReader, Part
+from scoremode.checkpoint import bulk_io
+from scoremode.checkpoint.bulk_io import FileReader, Part
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def part(path: Path, begin: int, memory: bytearray) -> Part:
 @pytest.mark.parametrize("request_bytes", [1, 7, 99, 100, 1 << 24])
 def test_every_byte_of_every_part_arrives(reader, tmp_path, monkeypatch, request_bytes):
     """Wherever requests end, and where the system gives less than was asked for."""
-    monkeypatch.setattr(plain, "_REQUEST", request_bytes)
+    monkeypatch.setattr(bulk_io, "_REQUEST", request_bytes)
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:5]], at))
     one, other = tmp_path / "one", tmp_path / "other"

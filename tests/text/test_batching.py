@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.text.grouping import FEW, SHARE, batches_of, padded, parts_of, passes_of
+from scoremode.text.batching import FEW, SHARE, batches_of, padded, parts_of, passes_of
 
 LENGTHS = st.lists(st.integers(2, 3000), min_size=1, max_size=80).map(np.array)
 

@@ -13,16 +13,16 @@ from scoremode.results.folders.tables import ANSWERS, write_table
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, block_bootstrap
 from scoremode.results.statistics.paired_answers import paired_answers
-from scoremode.text.asked import Asked, PlannedAsked
+from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
-__all__ = ["Judged", "tasks_section"]
+__all__ = ["HarnessResults", "tasks_section"]
 
 # What stands among the harness's metrics of a task and is none.
 _NO_METRICS = {"alias", "name", "sample_len", "sample_count", " "}
 
 
 @dataclass(frozen=True)
-class Judged:
+class HarnessResults:
     """What the harness's `evaluate` returns of one model's answers."""
 
     results: Mapping[str, Any]
@@ -71,11 +71,11 @@ class Judged:
 
 def tasks_section(
     folder: Path,
-    corpus: Asked,
-    planned: PlannedAsked,
+    corpus: RequestCorpus,
+    planned: PlannedCorpus,
     scores: Scores,
-    own: Judged,
-    base: Judged | None,
+    own: HarnessResults,
+    base: HarnessResults | None,
     datasets: Mapping[str, Mapping[str, Any]],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _members(group: str, children: Mapping[str, list[str]], tasks: set[str]) -> 
     return found
 
 
-def _rows(task: str, own: Judged, base: Judged | None) -> Iterator[dict[str, Any]]:
+def _rows(task: str, own: HarnessResults, base: HarnessResults | None) -> Iterator[dict[str, Any]]:
     """A row for each metric of each question, with the base's."""
     chosen = own.chosen(task)
     theirs = {} if base is None else {(q, name): v for q, name, v, _ in base.questions(task)}
@@ -173,7 +173,7 @@ def _pairs(rows: list[dict[str, Any]], metrics: Mapping[str, float]) -> dict[str
     return found
 
 
-def _kld(planned: PlannedAsked, scores: Scores, requests: list[int]) -> dict[str, Any]:
+def _kld(planned: PlannedCorpus, scores: Scores, requests: list[int]) -> dict[str, Any]:
     """The mean divergence from the base over the answers' tokens, in nats, as a metric; its blocks are
     questions. A window that several requests share counts once."""
     assert scores.against is not None and planned.plan.conversation is not None

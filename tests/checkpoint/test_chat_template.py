@@ -8,13 +8,13 @@ import pytest
 from support.gguf_vocabularies import write_gguf
 from transformers import AutoTokenizer
 
-from scoremode.checkpoint.chat_templates import (
+from scoremode.checkpoint.chat_template import (
     chat_template,
     special_tokens,
     template_file,
     turn_ends,
 )
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.tokenizer import Tokenizer
 

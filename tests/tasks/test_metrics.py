@@ -7,7 +7,7 @@ from support.task_runs import QUESTIONS, measured_requests, rounded
 
 from scoremode.results.folders.store import read_scores
 from scoremode.results.folders.tables import ANSWERS, read_table
-from scoremode.tasks.judged import Judged
+from scoremode.tasks.metrics import HarnessResults
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def runs(demo, tmp_path_factory):
 def test_metrics_are_numbers_with_a_filter():
     task = {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1, "f1,strict": math.nan, "name": "t",
             "bpb,none": 1, "bpb_stderr,none": "N/A", "sample_len": 3, "ok,none": True}  # fmt: skip
-    found = Judged({"results": {"t": task}}).metrics("results", "t")
+    found = HarnessResults({"results": {"t": task}}).metrics("results", "t")
     assert found == ({"acc,none": 0.5, "bpb,none": 1.0}, {"acc,none": 0.1})
 
 

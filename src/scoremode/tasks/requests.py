@@ -9,16 +9,16 @@ from typing import Any
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import UsageError
-from scoremode.tasks.speaker import Speaker
-from scoremode.text.asked import TextRequest
+from scoremode.tasks.chat import Speaker
+from scoremode.text.task_requests import TextRequest
 
-__all__ = ["AskedLM", "Key", "answer_of", "key_of", "refusal", "text_requests"]
+__all__ = ["ChatLM", "Key", "answer_of", "key_of", "refusal", "text_requests"]
 
 # Whatever is asked for: what stands before, None for a whole text, and the text that counts.
 Key = tuple[str | None, str]
 
 
-class AskedLM(LM):
+class ChatLM(LM):
     """What is asked for log-likelihoods alone, and writes prompts by the model's chat template."""
 
     def __init__(self, speaker: Speaker):

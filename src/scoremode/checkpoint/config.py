@@ -1,27 +1,35 @@
-"""A model's config: read, and its sizes checked before anything is built from them.
+"""A model's config and the other JSON files of a checkpoint: parsed strictly, and sizes checked.
 
-The library builds whatever it is told to: a million layers, or none. Only what no model means is
+The library builds whatever it is told to: a million layers, or none. Only values that no model has are
 refused here; whether the rest fits the tensors is found when they are mapped.
+
+JSON is UTF-8, with every name once and nothing nested beyond reason. Python's reader takes more:
+another encoding, a name written twice, of which the last counts here and the first elsewhere, half a
+surrogate pair that nothing can print.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
+from scoremode.lib.files import MOST_JSON, read_regular
 
 __all__ = [
     "TRANSFORM",
     "check_config",
     "dtype_of",
+    "is_deep",
     "language_config",
     "layers_of",
     "longest_of",
+    "parse_json",
     "positions_of",
     "quantizations",
     "read_config",
+    "read_json",
 ]
 
 # Words in names of fields that say that weights were changed together with their inputs: whoever
@@ -52,6 +60,9 @@ _FACTORS = {"logits_scaling", "logit_scale", "final_logit_softcapping", "attn_lo
 _SIZE = re.compile(
     r"(?:size|dim|heads?|layers?|positions|embeddings|experts|rank|length|embd|ctx)$"
 )
+# JSON nested deeper than this is refused.
+_DEEPEST = 64
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -89,8 +100,8 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def quantizations(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What a config says of quantization, at its top or beside the language model's, and where; first
-    what describes the tensors."""
+    """The quantizations that a config declares, at its top or beside the language model's, each with
+    its field's name; the one that describes the tensors first."""
     found = [
         (f"{place}{key}", part[key])
         for place, part in _language_parts(config)
@@ -215,3 +226,67 @@ def _check(file: Path, name: str, value: Any) -> None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def parse_json(content: bytes, *, has_constants: bool) -> Any:
+    """The value that `content` holds; with `has_constants`, NaN and Infinity may be in it.
+
+    Raises ValueError with what is wrong, in one line.
+    """
+    try:
+        value = json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=float if has_constants else _no_constant,
+        )
+    except UnicodeDecodeError:
+        raise ValueError("not in UTF-8") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if _SURROGATE.search(content):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("holds half a surrogate pair") from None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError."""
+    try:
+        # Python writes them, and models' limits are written by Python.
+        value = parse_json(read_regular(path, MOST_JSON), has_constants=True)
+        # Whoever writes it anew, or looks through it, would run into Python's own limit.
+        if is_deep(value):
+            raise ValueError("nested too deeply")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"{twice[:200]!r} is written twice")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def is_deep(value: Any) -> bool:
+    """Tells whether `value` is nested deeper than any real file."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        nodes = [node for node in level if isinstance(node, (dict, list))]
+        level = [c for n in nodes for c in (n.values() if isinstance(n, dict) else n)]
+        if not level:
+            return False
+    return True

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 
 TEXTS = ["Hello world", " ünï 🦙\r\n\t  x\n\n\n 1234567", "<|endoftext|>quoted", ""]

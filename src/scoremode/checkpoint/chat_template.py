@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.config import read_json
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.opened import gguf_metadata
 from scoremode.checkpoint.gguf.place import is_gguf
-from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import TokenizerError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.text.conversations.template import ChatTemplate

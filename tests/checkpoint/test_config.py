@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.checkpoint_folders import refusal
 
-from scoremode.checkpoint.config_fields import (
+from scoremode.checkpoint.config import (
     check_config,
     dtype_of,
     language_config,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scoremode.checkpoint.chat_templates import chat_template
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.chat_template import chat_template
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.conversations.template import ChatTemplate
 

@@ -4,6 +4,10 @@ Several texts are planned each by itself, by the same protocol: with a BOS each 
 first window whose first token nothing precedes, with a tail. The limits of a protocol (its first W
 windows, its shortest text) hold for each. Then all windows are one plan over one token stream, and an
 average is over all targets.
+
+The rows of a data set are one text, so a window may hold several, and a token may begin in one and end
+in another. Every token has the label of the row that its first character lies in; what the protocol
+puts between two rows belongs to the one before.
 """
 
 import hashlib
@@ -11,17 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scoremode.errors import CorpusError, ProtocolError
+from scoremode.errors import CorpusError, ProtocolError, TokenizerError
 from scoremode.lib.json import json_digest
 from scoremode.text.corpus import Corpus
-from scoremode.text.labels import Labels
-from scoremode.text.plan import Plan
+from scoremode.text.plan import Labels, Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.row_labels import labels_by_row
-from scoremode.text.tokenizer import Tokenizer, tokenize
+from scoremode.text.tokenizer import Tokenizer, sides_of, tokenize
 
-__all__ = ["joined", "plan_of", "texts_sha256"]
+__all__ = ["joined", "labels_by_row", "plan_of", "texts_sha256"]
 
 
 def plan_of(corpus: Corpus, tokenizer: Tokenizer, protocol: Protocol) -> Plan:
@@ -69,6 +72,35 @@ def joined(plans: Sequence[Plan], labels: Sequence[str]) -> Plan:
 
 
 def texts_sha256(texts: Sequence[str]) -> str:
-    """The sha256 of a text; of several that of all their own, since where each ends matters."""
+    """The sha256 of a text; of several texts the sha256 of the list of theirs, since where each ends
+    matters."""
     own = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     return own[0] if len(own) == 1 else json_digest(own)
+
+
+def labels_by_row(
+    text: str,
+    rows: Sequence[tuple[int, str]],
+    tokens: NDArray[np.int32],
+    tokenizer: Tokenizer,
+) -> Labels:
+    """Labels of `tokens` (int32 [N]), which are `text` by `tokenizer` and what it puts around it.
+
+    - `rows`: the character that each row begins with, rising from 0, and the row's label.
+
+    Raises TokenizerError where the tokenizer doesn't tell which characters its tokens are.
+    """
+    ids, spans = tokenizer.encode_with_spans(text)
+    begins = spans[:, 0]
+    sides = sides_of(ids.tolist(), tokens.tolist())
+    if sides is None or (np.diff(begins) < 0).any():
+        raise TokenizerError(
+            f"{tokenizer.source}: doesn't tell which characters its tokens are, by which rows are told "
+            "apart"
+        )
+    starts = np.array([begin for begin, _ in rows], np.int64)
+    row = np.searchsorted(starts, begins, "right") - 1
+    # What stands in front is no target, but for that what is behind has the last row's label.
+    front, behind = (len(side) for side in sides)
+    row = np.concatenate([np.zeros(front, np.int64), row, np.full(behind, len(rows) - 1)])
+    return Labels.of_places([label for _, label in rows], row)

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from support.task_runs import made_requests
 
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ProtocolError, TokenizerError
-from scoremode.text.asked import TextRequest, asked
-from scoremode.text.requests import TASKS
+from scoremode.text.task_requests import TASKS, TextRequest, request_corpus
 from scoremode.text.tokenizer import Tokenizer
 
 LENGTH = 64
@@ -22,7 +21,7 @@ def tokenizer(demo) -> Tokenizer:
 
 def windows(tokenizer, *requests, prefix=0):
     """Of each request its windows' tokens and how many of their last ones count."""
-    planned = asked(requests).planned(PROTOCOL, tokenizer, prefix)
+    planned = request_corpus(requests).planned(PROTOCOL, tokenizer, prefix)
     plan = planned.plan
     found = []
     for begin, end in zip(planned.begin[:-1], planned.begin[1:], strict=True):
@@ -68,7 +67,7 @@ def test_each_token_of_a_long_text_counts_once(tokenizer):
 
 def test_a_long_context_loses_its_beginning_and_a_long_answer_is_refused(tokenizer):
     long = "one two three " * 100
-    planned = asked([TextRequest("t", 0, 0, long, "end")]).planned(PROTOCOL, tokenizer, 0)
+    planned = request_corpus([TextRequest("t", 0, 0, long, "end")]).planned(PROTOCOL, tokenizer, 0)
     assert planned.shortened == 1 and planned.plan.lengths.tolist() == [LENGTH + 1]
     with pytest.raises(ProtocolError, match=r"^t, question 0, request 0: .* reads 64 at a time"):
         windows(tokenizer, TextRequest("t", 0, 0, "A", long))
@@ -88,10 +87,10 @@ def test_an_empty_whole_text_has_no_window(tokenizer):
 
 def test_the_order_of_asking_changes_nothing(tokenizer):
     requests = made_requests(4)
-    one, other = asked(requests), asked(requests[::-1])
+    one, other = request_corpus(requests), request_corpus(requests[::-1])
     assert one == other and one.name == "ends, more, pages"
     assert one.documents() == sorted(one.documents()) and max(one.documents()) == 9
     changed = [*requests[:-1], replace(requests[-1], continuation="Other.")]
-    assert asked(changed).source_sha256 != one.source_sha256
+    assert request_corpus(changed).source_sha256 != one.source_sha256
     with pytest.raises(CorpusError, match="ask for nothing"):
-        asked([])
+        request_corpus([])

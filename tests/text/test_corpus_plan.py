@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from scoremode.errors import CorpusError, ProtocolError
-from scoremode.text.apart import joined, plan_of, texts_sha256
-from scoremode.text.corpus import from_rows, from_string
+from scoremode.text.corpus import from_files, from_rows, from_string
+from scoremode.text.corpus_plan import joined, plan_of, texts_sha256
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import PRESETS, preset
-from scoremode.text.text_files import from_files
 from scoremode.text.tokenizer import load_tokenizer, tokenize
 
 TEXTS = {"b.txt": "Once upon a time. " * 40, "a.txt": "The end of it.\n" * 25, "c.txt": "x " * 190}
