@@ -45,7 +45,7 @@ class Schedule:
     - `pads`: whether windows of other lengths share a micro-batch.
     - `split`: into how many parts micro-batches are cut, 1 as they were made.
     - `row_tokens`: windows that begin alike lie in rows of so many tokens, with what they have in
-      common once (`text.prefixes`); None where each window has a row of its own.
+      common once (`text.batching`); None where each window has a row of its own.
     """
 
     pass_windows: int

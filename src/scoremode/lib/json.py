@@ -1,6 +1,6 @@
 """JSON as scoremode writes it: one form for people, and one that hashes are taken of.
 
-`checkpoint.strict_json` reads what checkpoints have, `results.folders.store` what records have.
+`checkpoint.config` reads what checkpoints have, `results.folders.store` what records have.
 """
 
 import json

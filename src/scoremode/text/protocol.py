@@ -35,8 +35,8 @@ class Protocol:
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
       `raw-file` is the file with one final newline dropped; `conversations` are each by itself what
       the model's chat template makes of them, with the BOS that it writes; `pages` are WikiText's
-      articles, each by itself and detokenized (`text.wikitext`); `requests` are pairs of a context
-      and a continuation (`text.requests`).
+      articles, each by itself and detokenized (`text.task_requests`); `requests` are pairs of a context
+      and a continuation (`text.task_requests`).
     - `bos`: whether there is a BOS; `auto` uses one where the tokenizer adds one by itself.
     - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
       well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
@@ -168,7 +168,7 @@ class Protocol:
 
     @property
     def is_of_requests(self) -> bool:
-        """Whether what is scored are texts behind others, by log-likelihoods: `text.requests`."""
+        """Whether what is scored are texts behind others, by log-likelihoods: `text.task_requests`."""
         return self.text in ("pages", "requests")
 
     def whole(self) -> "Protocol":

@@ -1,4 +1,4 @@
-"""Rows of trees (`text.prefixes`): what their masks take of the memory, and how long rows are.
+"""Rows of trees (`text.batching`): what their masks take of the memory, and how long rows are.
 
 A row of T tokens has a mask of T × T, and its attention is by a kernel that takes a mask, so a longer
 row costs more a token; a shorter one repeats more of what windows have in common. The length is the one

@@ -1,4 +1,4 @@
-"""Windows that begin alike, as a model's own forward takes them: laid out as trees (`text.prefixes`).
+"""Windows that begin alike, as a model's own forward takes them: laid out as trees (`text.batching`).
 
 Each token has the position that it has in its window, and attends to the tokens before it there. The
 library makes masks of functions that say of two positions whether one sees the other: all before it,
@@ -22,7 +22,7 @@ ATTENTIONS = ("sdpa", "eager")
 
 @dataclass(frozen=True, eq=False)
 class ForestIds:
-    """Rows of trees: `ids`, `depth` and `end` int64 [B, T], as a `text.prefixes.Forest` has them."""
+    """Rows of trees: `ids`, `depth` and `end` int64 [B, T], as a `text.batching.Forest` has them."""
 
     ids: torch.Tensor
     depth: torch.Tensor
