@@ -99,7 +99,8 @@ def _measured(data: Path) -> tuple[np.ndarray, np.ndarray]:
 
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.results.folders.store import read_scores
-    from scoremode.runs.measure import Request, measure
+    from scoremode.runs.measure import measure
+    from scoremode.runs.request import Request
     from scoremode.text.corpus import from_dataset_file
     from scoremode.text.protocol import preset
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from scoremode.results.gates import Gates
     from scoremode.results.statistics.bootstrap import Metric
-    from scoremode.runs.in_memory import InMemory
+    from scoremode.runs.models import InMemory
 
 __all__ = [
     "GateOptions",
@@ -136,7 +136,6 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float
     top_k: int
     seed: int
-    inexact: Literal["keep", "drop"]
     chat_template: str | Path
     chat_template_kwargs: Mapping[str, Any]
     chat_date: str
@@ -514,7 +513,7 @@ def _measured_in_memory(
     module: "nn.Module", command: str, given: dict[str, Any], text: str | None, *, quiet: bool
 ) -> Run:
     """The run of a module in memory that `given` flags ask for."""
-    from scoremode.runs.in_memory import in_memory
+    from scoremode.runs.models import in_memory
 
     if given["engine"] != "torch":
         raise UsageError(f"engine={given['engine']!r}: a module in memory computes by itself")

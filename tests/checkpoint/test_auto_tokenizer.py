@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, compare_tokens, difference_lines
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

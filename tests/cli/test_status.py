@@ -11,8 +11,7 @@ from support.programs import run
 from support.run_folders import scores_of, write_run
 
 from scoremode.results.folders.store import RunFolder
-from scoremode.runs.sweep.definition import SCHEMA, SCHEMA_VERSION
-from scoremode.runs.sweep.manifest import write_manifest
+from scoremode.runs.sweep.manifest import SCHEMA, SCHEMA_VERSION, write_manifest
 
 
 def test_runs_of_a_folder_in_every_form(capsys, tmp_path):

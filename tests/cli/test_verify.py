@@ -41,7 +41,9 @@ def found(demo) -> dict[str, Any]:
 @pytest.fixture
 def answer(monkeypatch):
     """Lets `verify` find a given value instead of running engines."""
-    return lambda value: monkeypatch.setattr("scoremode.runs.verify.verify", lambda *_, **__: value)
+    return lambda value: monkeypatch.setattr(
+        "scoremode.runs.rescore.verify.verify", lambda *_, **__: value
+    )
 
 
 def test_json_is_the_whole_result(found):

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from scoremode.lib.tasks import Task, importing, not_collecting
-from scoremode.startup.imports import Importing
+from scoremode.startup.warmup import Importing
 
 
 def test_a_result_is_there_when_it_is_asked_for():

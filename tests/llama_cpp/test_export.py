@@ -24,8 +24,9 @@ from scoremode.llama_cpp.rows import encode
 from scoremode.llama_cpp.writer import LogitsFileWriter
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import read_record, read_scores, seal_of
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

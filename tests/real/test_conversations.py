@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.store import read_columns
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
 

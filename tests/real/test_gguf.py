@@ -10,8 +10,9 @@ import pytest
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.store import read_scores
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_file, from_string
 from scoremode.text.protocol import preset
 

@@ -10,8 +10,9 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import SCORES, read_columns
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.corpus import from_files, from_rows
 from scoremode.text.kept_text import kept_text

@@ -9,7 +9,8 @@ import torch
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.ordered import OrderedReference
 from scoremode.reference.stored import StoredReference
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

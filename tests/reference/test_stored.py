@@ -13,7 +13,8 @@ from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.reference.base import OnDisk
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import read_record, seal_of
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

@@ -82,7 +82,7 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch)
     def unknown(tokenizer):
         raise TokenizerError("made: a token's bytes of text are not known")
 
-    monkeypatch.setattr("scoremode.runs.finishing.token_table", unknown)
+    monkeypatch.setattr("scoremode.runs.finalize.token_table", unknown)
     lines = []
     result = measure(request_, notify=lines.append)
     assert lines == ["no bits per byte, and no kinds of tokens: made: a token's bytes of text are "

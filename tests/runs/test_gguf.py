@@ -15,7 +15,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import CheckpointError, EngineError, ReferenceUnusable, RunFolderError
 from scoremode.runs.measure import measure
-from scoremode.runs.verify import VerifyRequest, verify
+from scoremode.runs.rescore.verify import VerifyRequest, verify
 
 TEXT = "It is a truth universally acknowledged, that a single man, " * 20
 FLOAT = TorchOptions(device="cpu", dtype="float32", batch_windows=4)

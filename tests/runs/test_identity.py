@@ -10,8 +10,7 @@ from support.run_requests import request
 
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
-from scoremode.runs.context import RunContext
-from scoremode.runs.identity import agree, identity_of
+from scoremode.runs.context import RunContext, agree, identity_of
 
 ENGINE = {"dtype": "bfloat16", "device": {"type": "cuda", "name": "x", "memory_bytes": 10}}
 

@@ -4,7 +4,8 @@ import pytest
 
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.runs.mixtures import Swap, mixture_section, opened, reopened, swaps_of
+from scoremode.runs.models import mixture_section, opened, reopened, swaps_of
+from scoremode.runs.request import Swap
 
 
 def test_a_pattern_may_hold_an_equals_sign(demo):

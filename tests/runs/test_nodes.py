@@ -11,7 +11,7 @@ from support.waiting import wait_for
 from scoremode.engines.torch.ranks.commands import LookFor
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.errors import CheckpointError, EngineError, RunFolderError
-from scoremode.runs.nodes import check_nodes, check_shared, look_for, tell_files
+from scoremode.runs.workers import check_nodes, check_shared, look_for, tell_files
 
 FILES = {"config.json": "c" * 64, "model.safetensors": "a" * 64}
 
@@ -112,7 +112,7 @@ def test_a_folder_that_one_does_not_see_is_refused(tmp_path):
 
 
 def test_a_file_counts_by_what_it_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr("scoremode.runs.nodes._SEEN", 0.1)
+    monkeypatch.setattr("scoremode.runs.workers._SEEN", 0.1)
     ranks, path = Told(1), tmp_path / "seen"
     for content, seen in ((None, False), ("another", False), ("this", True)):
         if content is not None:

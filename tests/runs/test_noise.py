@@ -9,7 +9,7 @@ from support.run_requests import request
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.runs.measure import measure
-from scoremode.runs.noise import _variants
+from scoremode.runs.rescore.noise import _variants
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash with sinks"])

@@ -16,8 +16,9 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.store import RunFolder, read_record, read_scores, seal_of
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
 from scoremode.runs.passes import RunPasses
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

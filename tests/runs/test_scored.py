@@ -90,7 +90,7 @@ def test_a_mean_that_is_not_finite_is_noted_in_the_second_half(request_, monkeyp
     def wrong(*_):
         raise InvalidMeasurement("its mean is not finite")
 
-    monkeypatch.setattr("scoremode.runs.scored.finished_sections", wrong)
+    monkeypatch.setattr("scoremode.runs.run.finished_sections", wrong)
     with pytest.raises(InvalidMeasurement):
         finish()
     ((folder, record),) = find_runs(request_.output)

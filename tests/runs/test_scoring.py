@@ -12,7 +12,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.results.scores import check
 from scoremode.runs.planning import plan_text
-from scoremode.runs.scoring import Job, _score
+from scoremode.runs.rescore.rescore import Job, _score
 
 
 def job(model, text, tmp_path) -> Job:

@@ -18,12 +18,8 @@ from scoremode.results.folders.store import RECORD, SCORES, read_scores
 from scoremode.results.gates import Gates
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
-from scoremode.runs.shards import (
-    batches_sha256,
-    check_sharding,
-    shard_section,
-    share_of,
-)
+from scoremode.runs.request import check_sharding
+from scoremode.runs.shards import batches_sha256, shard_section, share_of
 from scoremode.text.protocol import preset
 from scoremode.text.shard import Shard
 

@@ -7,7 +7,7 @@ import pytest
 from support.run_requests import request
 
 from scoremode.errors import ProtocolError, UsageError
-from scoremode.runs.stop_rules import check_stopping
+from scoremode.runs.request import check_stopping
 
 PLAIN = request(Path("model"), "text", Path("runs"))
 

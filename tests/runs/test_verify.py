@@ -16,8 +16,8 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
-from scoremode.runs.scoring import EngineRun
-from scoremode.runs.verify import VerifyRequest, compare, verify
+from scoremode.runs.rescore.rescore import EngineRun
+from scoremode.runs.rescore.verify import VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 

@@ -16,9 +16,10 @@ from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import SCORES, read_record, read_scores, seal_of
 from scoremode.results.statistics.windows import window_sums
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.passes import RunWatch
 from scoremode.runs.planning import plan_text
-from scoremode.runs.watching import RunWatch
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -130,7 +131,7 @@ def test_killed_before_the_last_record_it_scores_nothing_more(ask, stopped, tmp_
     asked = replace(ask, output=tmp_path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "scoremode.runs.scored.ScoredRun._complete", lambda *_: (_ for _ in ()).throw(Stop())
+            "scoremode.runs.run.ScoredRun._complete", lambda *_: (_ for _ in ()).throw(Stop())
         )
         with pytest.raises(Stop):
             measure(asked)

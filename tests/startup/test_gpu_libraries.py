@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scoremode.lib.tasks import Task
-from scoremode.startup.gpu_libraries import warmer
+from scoremode.startup.warmup import warmer
 
 
 def test_without_a_gpu_nothing_is_warmed():

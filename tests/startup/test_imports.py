@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from scoremode.startup.imports import Importing
+from scoremode.startup.warmup import Importing
 
 
 def test_imports_happen_in_the_order_asked_for_and_wait_ends_after_the_last():

@@ -8,7 +8,7 @@ import pytest
 from support.waiting import HANG
 
 from scoremode.cli.main import main
-from scoremode.startup.installation import _CALLED, _NEEDED, untested
+from scoremode.startup.warmup import _CALLED, _NEEDED, untested
 
 
 def measured(demo, tmp_path, before: str) -> tuple[int, str]:

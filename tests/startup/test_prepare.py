@@ -10,9 +10,8 @@ import pytest
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.runs.scoring import engine_factory
-from scoremode.startup.imports import libraries
-from scoremode.startup.prepare import open_gpu, preparing
+from scoremode.runs.context import engine_factory
+from scoremode.startup.warmup import libraries, open_gpu, preparing
 
 
 def test_a_block_ends_without_threads_of_its_own(demo):
@@ -82,7 +81,7 @@ def test_what_warms_ends_before_an_engine_is_made_and_its_error_is_nobodys(
         done.append(True)
         raise RuntimeError("no kernel for this GPU")
 
-    monkeypatch.setattr("scoremode.startup.gpu_libraries.warmer", lambda gpu, config: warm)
+    monkeypatch.setattr("scoremode.startup.warmup.warmer", lambda gpu, config: warm)
     checkpoint = open_checkpoint(str(demo / "model"))
     with preparing(checkpoint, TorchOptions(device=device)):
         engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
@@ -93,6 +92,6 @@ def test_what_can_not_be_warmed_is_nobodys_error_either(demo, monkeypatch):
     def broken(gpu, config):
         raise ImportError("Triton, half there")
 
-    monkeypatch.setattr("scoremode.startup.gpu_libraries.warmer", broken)
+    monkeypatch.setattr("scoremode.startup.warmup.warmer", broken)
     with preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cuda")):
         engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]

@@ -26,8 +26,8 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
 from scoremode.results.shards.checks import open_shard
 from scoremode.results.shards.merge import merge
-from scoremode.runs.measure import Request
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
 from scoremode.runs.run import run_plan
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset

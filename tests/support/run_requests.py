@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.runs.measure import Request
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

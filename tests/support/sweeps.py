@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.runs.request import Request
-from scoremode.runs.sweep.request import SweepRequest
+from scoremode.runs.sweep.manifest import SweepRequest
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

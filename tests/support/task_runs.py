@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
-from scoremode.runs.measure import Request, Result, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request, Result
 from scoremode.tasks.metrics import HarnessResults, tasks_section
 from scoremode.text.task_requests import (
     TASKS,

@@ -13,7 +13,7 @@ from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.runs.generation.generate import Engine
-    from scoremode.runs.generation.prompts import Prompts
+    from scoremode.runs.generation.replies import Prompts
 
 __all__ = ["add_parser", "generated"]
 
@@ -112,13 +112,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     sampling.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of all draws (default: 0)"
-    )
-    sampling.add_argument(
-        "--inexact",
-        choices=("keep", "drop"),
-        default="keep",
-        help="replies that no way of writing brings back as the tokens that were generated: written "
-        "all the same, or left out (default: keep)",
     )
 
 
@@ -223,7 +216,6 @@ def generated(args: argparse.Namespace, command: tuple[str, ...]) -> dict[str, A
         template=args.chat_template,
         arguments=args.chat_template_kwargs or {},
         date=args.chat_date or DATE,
-        keeps_inexact=args.inexact == "keep",
         trust_remote_code=args.trust_remote_code,
         command=command,
     )
@@ -237,7 +229,7 @@ def generated(args: argparse.Namespace, command: tuple[str, ...]) -> dict[str, A
 
 def _prompts(args: argparse.Namespace) -> "Prompts":
     args.clock.begin("text")
-    from scoremode.runs.generation.prompts import prompts_from_file, prompts_from_hub
+    from scoremode.runs.generation.replies import prompts_from_file, prompts_from_hub
 
     is_file = names_file(args.prompts)
     refuse_unused(args, "--prompts FILE" if is_file else "--prompts of the hub", _PROMPTS)

@@ -23,7 +23,7 @@ from scoremode.cli.flags.several import (
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
-    from scoremode.runs.measure import Request, Result
+    from scoremode.runs.request import Request, Result
 
 __all__ = ["add_parser"]
 

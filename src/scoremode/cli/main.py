@@ -92,7 +92,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 def settle_imports() -> None:
     """Waits for an import in another thread: no interpreter may end in the middle of one. Without that
     module nothing was begun."""
-    if module := sys.modules.get("scoremode.startup.imports"):
+    if module := sys.modules.get("scoremode.startup.warmup"):
         module.libraries.settle()
 
 

@@ -10,7 +10,7 @@ from scoremode.cli.flags.mixing import add_mixing, swaps_in
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 
 if TYPE_CHECKING:
-    from scoremode.runs.measure import Request
+    from scoremode.runs.request import Request
 
 __all__ = ["add_parser"]
 

@@ -57,7 +57,7 @@ def _command() -> int:
     settle_streams()
     catch_bus_errors()
     from scoremode.cli.main import command
-    from scoremode.startup.imports import libraries
+    from scoremode.startup.warmup import libraries
 
     libraries.patience = _PATIENCE
     return command(sys.argv[1:])

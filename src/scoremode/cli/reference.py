@@ -14,7 +14,7 @@ from scoremode.lib.json import print_json
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
-    from scoremode.runs.measure import Request
+    from scoremode.runs.request import Request
 
 __all__ = ["add_parser"]
 

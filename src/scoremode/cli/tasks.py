@@ -14,7 +14,7 @@ from scoremode.cli.flags.run import measured, print_run
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
-    from scoremode.runs.measure import Request
+    from scoremode.runs.request import Request
     from scoremode.tasks.harness import Harness
     from scoremode.text.task_requests import RequestCorpus
 
@@ -128,7 +128,7 @@ def request_for(
         from dataclasses import replace
 
         options = replace(options, device=args.ranks.take_device(args.device))
-    from scoremode.runs.measure import Request
+    from scoremode.runs.request import Request
     from scoremode.text.task_requests import TASKS
 
     reads_model(args, model)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scoremode import __version__
-from scoremode.startup.installation import untested
+from scoremode.startup.warmup import untested
 
 __all__ = ["VersionAction", "details"]
 

@@ -10,8 +10,8 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.report.forms.document import Table, interval, measured, number, words
 from scoremode.report.forms.text import table_text
-from scoremode.runs.measure import Request, measure
-from scoremode.runs.request import TotalProgress
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request, TotalProgress
 from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol

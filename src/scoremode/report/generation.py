@@ -28,7 +28,10 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "by", _engine(record)
     yield "replies", f"{counts['replies']:,}, {counts['tokens']:,} tokens"
     yield "", f"{counts['ended']:,} ended by the model, {counts['cut']:,} cut at the limit"
-    yield from _tokens(record, counts)
+    if counts["respelled"]:
+        yield "", f"{counts['respelled']:,} with generated_ids: the tokenizer's would be others"
+    if counts["left_out"]:
+        yield "left out", f"{counts['left_out']:,}, which don't read back as the tokens generated"
     score = " --score completion" if prompts["with_history"] else ""
     yield (
         "score it",
@@ -58,19 +61,3 @@ def _engine(record: Mapping[str, Any]) -> str:
         return f"vLLM {engine['vllm']} in {engine['dtype']}"
     where = printable(engine["device"]["name"])
     return f"transformers {versions['transformers']} in {engine['dtype']} on {where}"
-
-
-def _tokens(record: Mapping[str, Any], counts: Mapping[str, int]) -> Iterable[tuple[str, str]]:
-    """How the replies read back."""
-    yield "read back", f"{counts['exact']:,} as the very tokens that were generated"
-    if counts["respelled"]:
-        yield (
-            "",
-            f"{counts['respelled']:,} of them by generated_ids: the tokenizer's would be others",
-        )
-    if counts["inexact"]:
-        first = ", ".join(f"{prompt}/{sample}" for prompt, sample in record["inexact_replies"][:8])
-        more = ", …" if counts["inexact"] > 8 else ""
-        yield "", f"{counts['inexact']:,} in other tokens (prompt/reply {first}{more})"
-    if counts["left_out"]:
-        yield "left out", f"{counts['left_out']:,} of the replies"

@@ -1,21 +1,47 @@
 """A run's context: what was asked for, what it is done with, and who is told meanwhile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Engine
+from scoremode.engines.base import Engine, Options
+from scoremode.errors import EngineError
+from scoremode.results.record.differences import first_difference
+from scoremode.results.record.sections import versions
+from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.runs.planning import PlannedText
-from scoremode.runs.request import Request, TotalProgress
-from scoremode.runs.watching import Watch
+from scoremode.runs.request import Request, TotalProgress, Watch
 from scoremode.startup.clock import StageClock
+from scoremode.startup.warmup import libraries
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
+    from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["RunContext"]
+__all__ = ["EngineFactory", "RunContext", "agree", "engine_factory", "identity_of"]
+
+EngineFactory = Callable[[Checkpoint, int | None], Engine]
+
+
+def engine_factory(
+    options: Options,
+    planned: PlannedText,
+    notify: Callable[[str], None],
+    ranks: "Ranks | None" = None,
+) -> EngineFactory:
+    """Makes the engine of `options`, as one of `ranks` where there are some.
+
+    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
+    """
+    libraries.wait()
+    for name in options.modules:
+        import_module(name)
+    return lambda checkpoint, vocabulary: options.make(
+        checkpoint, vocabulary, planned.plan, notify, ranks
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,3 +72,53 @@ class RunContext:
     def models(self) -> int:
         """Models that go through every pass: the measured one, and a base that runs beside it."""
         return 1 if self.baseline is None else 1 + self.baseline.runs
+
+
+def identity_of(context: RunContext) -> dict[str, Any]:
+    """All that two runs must share to be one, checked field by field before one goes on; and all ranks
+    of one run."""
+    request = context.request
+    identity: dict[str, Any] = {
+        "checkpoint": context.checkpoint.fingerprint,
+        **context.planned.identity(),
+        "engine": context.engine.identity(),
+        "versions": versions(),
+    }
+    if context.baseline is not None:
+        identity["reference"] = context.baseline.identity()
+        identity |= {"full": request.full, "noise_floor": request.noise_floor}
+        if request.confident != CONFIDENT:
+            identity["confident"] = request.confident
+    if request.keep is not None:
+        identity["keep"] = request.keep
+    if request.calibration is not None:
+        identity["calibration"] = request.calibration.identity()
+    if request.judge is not None:
+        identity["tasks"] = request.judge.identity()
+    if request.token_text:
+        identity["token_text"] = True
+    if request.shard is not None:
+        identity["shard"] = request.shard.to_json()
+    return identity
+
+
+def agree(ranks: "Ranks", identity: Mapping[str, Any]) -> None:
+    """Makes sure, on the first rank, that the others would score what this one does, as it does.
+
+    `identity`: as a run's. Raises EngineError.
+    """
+    ours, *others = [_compared(facts) for facts in ranks.agree(identity)]
+    for rank, theirs in enumerate(others, 1):
+        if found := first_difference("", theirs, ours):
+            field, value, own = found
+            title = ranks.title(rank) if ranks.place.spans_nodes else f"rank {rank}"
+            raise EngineError(
+                f"{title} is not like rank 0: its {field} is {value!r}, rank 0's {own!r}"
+            )
+
+
+def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity but for the memory, which only the first rank's schedule is made from."""
+    engine = identity["engine"]
+    device = {k: v for k, v in engine["device"].items() if k != "memory_bytes"}
+    return {**identity, "engine": engine | {"device": device}}

@@ -7,35 +7,29 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.virtual import Mixture
-from scoremode.engines.base import Options
-from scoremode.engines.torch.live.options import LiveOptions
-from scoremode.errors import EngineError, RunFolderError, ScoremodeError, UsageError
+from scoremode.errors import RunFolderError, ScoremodeError, UsageError
 from scoremode.lib.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RunFolder
-from scoremode.runs.mixtures import opened
+from scoremode.runs.context import engine_factory
+from scoremode.runs.models import opened_model
 from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
-from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.request import (
+    Request,
+    Result,
+    TotalProgress,
+    Watch,
+    check_sharding,
+    check_stopping,
+)
 from scoremode.runs.run import run_plan
-from scoremode.runs.scoring import engine_factory
-from scoremode.runs.shards import check_sharding
-from scoremode.runs.stop_rules import check_stopping
-from scoremode.runs.watching import Watch
-from scoremode.startup.clock import StageClock
-from scoremode.startup.installation import check_installation
-from scoremode.startup.prepare import preparing
+from scoremode.startup.clock import StageClock, Tell
+from scoremode.startup.warmup import check_installation, preparing
 
 __all__ = [
-    "Request",
-    "Result",
-    "TotalProgress",
-    "check_engine",
-    "check_quantization",
     "follow",
     "measure",
-    "opened_model",
+    "measure_apart",
     "planned_text",
 ]
 
@@ -124,20 +118,9 @@ def follow(request: Request) -> None:
             baseline = open_baseline(request, planned, checkpoint)
             options = baseline.beside(options)
             make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
-        from scoremode.runs.following import follow_plan
+        from scoremode.runs.workers import follow_plan
 
         follow_plan(request, checkpoint, planned, make_engine, baseline)
-
-
-def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
-    """The request's checkpoint, or mixture, which its engine reads. Raises ScoremodeError."""
-    if isinstance(request.options, LiveOptions):
-        return request.options.checkpoint
-    code = request.options.trust_remote_code
-    checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
-    check_engine(request.options, checkpoint)
-    check_quantization(request.quantization, checkpoint)
-    return checkpoint
 
 
 def planned_text(request: Request) -> PlannedText:
@@ -191,17 +174,11 @@ def _captured(
     capture = replace(capture, output=folder, resume=folder.exists())
     notify(f"the base first: its states go to {folder} meanwhile")
 
-    def receive(message: tuple[str, Any]) -> None:
-        kind, value = message
-        if kind == "stage":
-            clock.tell(value, "the base")
-        elif kind == "notify":
-            notify(value)
-        elif progress:
-            progress(*value)
+    def tell(stage: str, _: str) -> None:
+        clock.tell(stage, "the base")
 
     try:
-        run_apart("the base", _measure_apart, capture, receive=receive)
+        measure_apart("the base", capture, tell, notify, progress)
         yield folder
     except ScoremodeError:
         with suppress(RunFolderError):
@@ -210,34 +187,31 @@ def _captured(
     RunFolder.open(folder).discard()
 
 
-def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
-    measure(
+def measure_apart(
+    label: str,
+    request: Request,
+    tell: Tell,
+    notify: Callable[[str], None],
+    progress: TotalProgress | None,
+) -> Result:
+    """`measure` in a process of its own, whose errors have `label` in front. Raises ScoremodeError."""
+
+    def receive(message: tuple[str, Any]) -> None:
+        kind, value = message
+        if kind == "stage":
+            tell(value, "")
+        elif kind == "notify":
+            notify(value)
+        elif progress:
+            progress(*value)
+
+    return run_apart(label, _measure, request, receive=receive)
+
+
+def _measure(send: Callable[[Any], None], request: Request) -> Result:
+    return measure(
         request,
         progress=lambda *counts: send(("progress", counts)),
         notify=lambda line: send(("notify", line)),
         clock=StageClock(tell=lambda stage, _: send(("stage", stage))),
     )
-
-
-def check_engine(options: Options, checkpoint: Checkpoint) -> None:
-    """Raises EngineError where the engine of `options` reads no file such as the checkpoint's."""
-    if isinstance(checkpoint, Mixture) and not options.mixes:
-        take = checkpoint.taken[0]
-        flag = "--keep-dense" if take.is_base else "--swap"
-        raise EngineError(
-            f"{flag} {take.pattern}: vLLM loads a checkpoint as it was written: use --engine torch"
-        )
-    if not (checkpoint.is_folder or options.reads_gguf):
-        raise EngineError(
-            f"{checkpoint.source}: is a GGUF file, which vLLM is not given here: use --engine torch"
-        )
-
-
-def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
-    """Raises UsageError where the user states another quantization method than the config does."""
-    config = checkpoint.quantization
-    method = config.get("quant_method", "compressed-tensors") if config else None
-    if stated is not None and stated != method:
-        raise UsageError(
-            f"--quantization {stated}: {checkpoint.source} is {method or 'not quantized'}"
-        )

@@ -12,17 +12,56 @@ from scoremode.lib.tasks import Task
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
 from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.stopping import look_at
+from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
 from scoremode.runs.context import RunContext
-from scoremode.runs.nodes import check_nodes
-from scoremode.runs.resuming import check_files, files_section, read_part
+from scoremode.runs.request import Watch
+from scoremode.runs.resume import check_files, files_section, read_part
 from scoremode.runs.shards import share_of
-from scoremode.runs.watching import RunWatch
+from scoremode.runs.workers import check_nodes
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
     from scoremode.reference.keeper import Keeper
 
-__all__ = ["RunPasses"]
+__all__ = ["RunPasses", "RunWatch"]
+
+
+class RunWatch:
+    """The window sums of a plan's passes, as they come; `watch` is told what they say, if anybody."""
+
+    def __init__(self, plan: Plan, watch: Watch | None = None):
+        self._plan, self._watch = plan, watch
+        self._weights = plan.weights()
+        self._parts: list[WindowSums] = []
+
+    @property
+    def looks(self) -> bool:
+        """Tells whether anybody looks at the scores meanwhile."""
+        return self._watch is not None or self._plan.protocol.stop_when is not None
+
+    def add(self, scores: Scores) -> None:
+        """Takes the scores of the next pass."""
+        if not self.looks:
+            return
+        weights = None if self._weights is None else self._weights[scores.window]
+        chats = self._plan.conversation
+        conversation = None if chats is None else chats[scores.window]
+        self._parts.append(window_sums(scores, weights, conversation))
+        if self._watch is not None:
+            plan, length = self._plan, self._plan.protocol.context_length
+            assert length is not None
+            drawn_from = None if plan.protocol.seed is None else plan.draws
+            self._watch(estimates_of(WindowSums.joined(self._parts), length, drawn_from))
+
+    def ends(self, windows: int) -> bool:
+        """Tells whether the plan's rule ends the run at this look; never without a rule."""
+        rule = self._plan.protocol.stop_when
+        if rule is None:
+            return False
+        sums = WindowSums.joined(self._parts)
+        assert len(sums) >= windows, f"a look at {windows} windows of {len(sums)}"
+        return look_at(sums.first(windows), self._plan.draws, rule).met
 
 
 class RunPasses:

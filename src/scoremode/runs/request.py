@@ -1,30 +1,44 @@
-"""A run's request and its result."""
+"""A run's request and its result, and what can't be asked for together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scoremode.engines.base import Options
+from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
 from scoremode.results.statistics.effects import CONFIDENT
+from scoremode.results.statistics.windows import Estimate
 from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol as TextProtocol
 from scoremode.text.shard import Shard
+from scoremode.text.stopping import stop_rule
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.results.scores import Scores
-    from scoremode.runs.mixtures import Swap
     from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
-__all__ = ["Change", "Judge", "Request", "Result", "TotalProgress"]
+__all__ = [
+    "Change",
+    "Judge",
+    "Request",
+    "Result",
+    "Swap",
+    "TotalProgress",
+    "Watch",
+    "check_sharding",
+    "check_stopping",
+]
 
 # The thing that changes when a base is run against itself.
 Change = Literal["auto", "attention", "dtype", "engine"]
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
+# Called with the metrics of the windows done, by name: `ppl`, against a base `ppl_ratio` and `kld`.
+Watch = Callable[[Mapping[str, Estimate]], None]
 
 
 class Judge(Protocol):
@@ -40,6 +54,27 @@ class Judge(Protocol):
         """The record's section `tasks`, of all requests' answers; what is too long for a record goes
         to files in `folder`."""
         ...
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Modules to be taken from another checkpoint.
+
+    - `pattern`: as `schemes.mixing.modules_named` reads it.
+    - `source`: a folder, a GGUF file or a hub id, `revision` of the last.
+    - `is_base`: whether it is the base that the run is compared with.
+    - `fingerprint`: what it must have, or None.
+    """
+
+    pattern: str
+    source: str
+    revision: str | None = None
+    is_base: bool = False
+    fingerprint: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--keep-dense" if self.is_base else "--swap"
 
 
 @dataclass(frozen=True)
@@ -74,7 +109,7 @@ class Request:
     output: Path
     revision: str | None = None
     tokenizer: str | None = None
-    swaps: "tuple[Swap, ...]" = ()
+    swaps: tuple[Swap, ...] = ()
     quantization: str | None = None
     resume: Literal[True, False, "if-there"] = False
     reference: str | None = None
@@ -98,3 +133,54 @@ class Result:
 
     folder: Path
     record: dict[str, Any]
+
+
+def check_stopping(request: Request) -> None:
+    """Raises UsageError where the request has a rule to stop by that it can't keep, or that nothing
+    it measures can meet; ProtocolError for what is no rule."""
+    if (written := request.protocol.stop_when) is None:
+        return
+    rule = stop_rule(written)
+    if request.keep is not None:
+        raise UsageError(
+            f"--stop-when {rule}: a reference has all windows, of which any run may take some: keep it "
+            "without, and give --stop-when to scoremode kld"
+        )
+    if rule.metric == "kld" and request.reference is None:
+        raise UsageError(f"--stop-when {rule}: there is no KLD without --reference BASE")
+    if request.noise_floor is not None:
+        raise UsageError(
+            f"--stop-when {rule} and --noise-floor {request.noise_floor}: the base would run again "
+            "over all windows"
+        )
+
+
+def check_sharding(request: Request) -> None:
+    """Raises UsageError where what is asked for is of a whole run, and a shard is as well."""
+    if (shard := request.shard) is None:
+        return
+    asked = f"--shard {shard}"
+    if (rule := request.protocol.stop_when) is not None:
+        raise UsageError(
+            f"{asked} and --stop-when {rule}: the rule looks at the scores of all windows, and a shard "
+            "has its own alone"
+        )
+    if request.protocol.text == "pages":
+        raise UsageError(
+            f"{asked}: protocol {request.protocol.name} counts the words of whole pages, whose windows "
+            "may lie in several shards: --devices or torchrun share one run"
+        )
+    if request.keep is not None:
+        raise UsageError(
+            f"{asked}: is for scoremode ppl and kld; a reference's states lie in one folder, which "
+            "--devices or torchrun fill together"
+        )
+    if request.noise_floor is not None:
+        raise UsageError(
+            f"{asked} and --noise-floor {request.noise_floor}: the base would run again over all "
+            "windows: ask for it in a run that is no shard"
+        )
+    if request.gates:
+        raise UsageError(
+            f"{asked}: a gate judges the whole run: give it to scoremode merge, or to scoremode show"
+        )

@@ -7,7 +7,7 @@ many shards there are. `results.shards` makes one run of them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scoremode.engines.base import Schedule
 from scoremode.errors import UsageError
@@ -15,10 +15,7 @@ from scoremode.lib.json import json_digest
 from scoremode.text.plan import Plan
 from scoremode.text.shard import Shard
 
-if TYPE_CHECKING:
-    from scoremode.runs.request import Request
-
-__all__ = ["Share", "batches_sha256", "check_sharding", "shard_section", "share_of"]
+__all__ = ["Share", "batches_sha256", "shard_section", "share_of"]
 
 
 @dataclass(frozen=True)
@@ -75,34 +72,3 @@ def batches_sha256(schedule: Schedule, plan: Plan) -> str:
     ]
     rows = [] if schedule.row_tokens is None else [schedule.row_tokens]
     return json_digest([batches, schedule.chunk_tokens, *rows])
-
-
-def check_sharding(request: "Request") -> None:
-    """Raises UsageError where what is asked for is of a whole run, and a shard is as well."""
-    if (shard := request.shard) is None:
-        return
-    asked = f"--shard {shard}"
-    if (rule := request.protocol.stop_when) is not None:
-        raise UsageError(
-            f"{asked} and --stop-when {rule}: the rule looks at the scores of all windows, and a shard "
-            "has its own alone"
-        )
-    if request.protocol.text == "pages":
-        raise UsageError(
-            f"{asked}: protocol {request.protocol.name} counts the words of whole pages, whose windows "
-            "may lie in several shards: --devices or torchrun share one run"
-        )
-    if request.keep is not None:
-        raise UsageError(
-            f"{asked}: is for scoremode ppl and kld; a reference's states lie in one folder, which "
-            "--devices or torchrun fill together"
-        )
-    if request.noise_floor is not None:
-        raise UsageError(
-            f"{asked} and --noise-floor {request.noise_floor}: the base would run again over all "
-            "windows: ask for it in a run that is no shard"
-        )
-    if request.gates:
-        raise UsageError(
-            f"{asked}: a gate judges the whole run: give it to scoremode merge, or to scoremode show"
-        )

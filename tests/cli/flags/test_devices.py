@@ -241,7 +241,7 @@ def test_no_more_processes_start_than_there_are_devices(
     gpus, message, demo, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("scoremode.engines.torch.ranks.launch.Others", None)
-    monkeypatch.setattr("scoremode.startup.prepare.count_gpus", lambda: gpus)
+    monkeypatch.setattr("scoremode.startup.warmup.count_gpus", lambda: gpus)
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", "--devices", "1000", "-o", str(tmp_path)]) == 2
     err = capsys.readouterr().err

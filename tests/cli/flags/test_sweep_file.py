@@ -7,7 +7,7 @@ import pytest
 from scoremode.cli.flags.sweep_file import command_lines, read_sweep_file
 from scoremode.cli.main import command_parser
 from scoremode.errors import UsageError
-from scoremode.runs.sweep.models import all_models
+from scoremode.runs.sweep.sweep import all_models
 
 
 @pytest.fixture(scope="module")

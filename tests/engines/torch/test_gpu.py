@@ -30,7 +30,8 @@ from scoremode.errors import EngineError
 from scoremode.lib import fallback
 from scoremode.results.folders.store import read_scores
 from scoremode.results.scores import Scores, check, concatenate
-from scoremode.runs.measure import Request, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
 from scoremode.text.corpus import from_file, from_string
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import preset

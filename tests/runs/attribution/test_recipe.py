@@ -18,7 +18,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.folders.store import seal_of
 from scoremode.runs.attribution.recipe import search
-from scoremode.runs.mixtures import Swap
+from scoremode.runs.request import Swap
 from scoremode.schemes.summary import summarize
 
 

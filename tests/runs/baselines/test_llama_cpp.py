@@ -32,7 +32,8 @@ from scoremode.results.folders.store import (
 )
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.llama_cpp import block_of
-from scoremode.runs.measure import Request, Result, measure
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request, Result
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
 from scoremode.text.corpus import from_string

@@ -22,7 +22,7 @@ from scoremode.report.divergence import kld_table
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.finished import load_run
 from scoremode.runs.measure import measure
-from scoremode.runs.sweep.request import SweepRequest
+from scoremode.runs.sweep.manifest import SweepRequest
 from scoremode.runs.sweep.sweep import run_sweep
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.run_requests import request
 
-from scoremode.runs.baselines.softmax import common_softmax
+from scoremode.runs.baselines import common_softmax
 from scoremode.runs.planning import PlannedText
 
 

@@ -9,16 +9,16 @@ from support.forged_runs import wrong
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
-from scoremode.runs.check.again import (
+from scoremode.runs.check.check import Rerun, check
+from scoremode.runs.check.second_run import (
     _open_base,
     differing_conditions,
     options_of,
     score_again,
 )
-from scoremode.runs.check.check import Rerun, check
-from scoremode.runs.check.drawn import drawn_windows, micro_batches
 from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import audited_plan
+from scoremode.runs.rescore.sampling import drawn_windows, micro_batches
 
 
 def test_options_are_the_records(published):
@@ -53,7 +53,7 @@ def test_another_dtype_is_judged_by_what_its_rounding_explains(published, monkey
     def float32(*args, **more):
         return replace(options_of(*args, **more), dtype="float32")
 
-    monkeypatch.setattr("scoremode.runs.check.again.options_of", float32)
+    monkeypatch.setattr("scoremode.runs.check.second_run.options_of", float32)
     result = check([published.against_model], rerun=Rerun(str(published.quant), share=0.5))
     found = {f["name"]: f for f in result["runs"][0]["findings"] if f["part"] == "second run"}
     assert found["scores"]["status"] == found["mean KLD"]["status"] == "held", wrong(result)

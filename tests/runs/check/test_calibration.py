@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scoremode.results.audit.findings import Findings
-from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.text import audit_calibration
 from scoremode.text.calibration import calibration_of_file
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol

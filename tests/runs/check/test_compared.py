@@ -7,8 +7,8 @@ import pytest
 
 from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.folders.store import read_record, read_scores
-from scoremode.runs.check.again import Again
-from scoremode.runs.check.compared import compare_again
+from scoremode.runs.check.second_run import Again
+from scoremode.runs.rescore.compare import compare_again
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from scoremode.errors import UsageError
-from scoremode.runs.check.named_text import named_corpus
-from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from scoremode.engines.torch.sampler import TorchSampler, TorchSampling
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.lib.files import write_text
 from scoremode.runs.generation.generate import Generation, generate
-from scoremode.runs.generation.prompts import prompts_of
+from scoremode.runs.generation.replies import prompts_of
 from scoremode.runs.planning import plan_text
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
@@ -56,7 +56,7 @@ def test_every_reply_is_there_in_the_order_of_prompts(wanted):
         assert row["domain"] == SAID[p][:1]
         assert row["generated"]["seed"] == seed_of(0, p, k)
     counts = record["counts"]
-    assert counts["replies"] == counts["written"] == counts["exact"] == 15
+    assert counts["replies"] == counts["written"] == 15
     assert counts["ended"] + counts["cut"] == 15
     assert counts["ended"] == sum(row["finish_reason"] == "stop" for row in rows)
     assert counts["tokens"] == sum(row["generated"]["tokens"] for row in rows)
@@ -239,28 +239,20 @@ def test_what_cannot_be_generated_is_one_line(wanted, tmp_path):
     assert not list(tmp_path.glob("chats*"))
 
 
-def test_replies_that_do_not_come_back_are_kept_or_dropped(wanted, tmp_path):
+def test_replies_that_do_not_come_back_are_left_out(wanted, tmp_path):
     """By a template that writes other words than were said, and not what the tokenizer adds."""
     template = tmp_path / "lying.jinja"
     lying = TEMPLATE.replace("{{ m.content }}", "{{ m.content | upper }}")
     template.write_text(lying)
-    with_bos = generate(replace(wanted, template=template, output=tmp_path / "texts.jsonl"))
-    assert with_bos["counts"]["texts"] > 10 and with_bos["counts"]["inexact"] == 0
+    texts = replace(wanted, template=template, output=tmp_path / "texts.jsonl")
+    assert generate(texts)["counts"]["written"] == 15
+    assert sum("completion" in row for row in rows_of(texts.output)) > 10
     template.write_text(lying.removeprefix("<s>"))
-    record = generate(replace(wanted, template=template))
-    counts = record["counts"]
-    assert counts["inexact"] > 10 and counts["written"] == 15
-    inexact = [row for row in rows_of(wanted.output) if not row["generated"]["exact"]]
-    assert all(len(row["generated_ids"]) == row["generated"]["tokens"] for row in inexact)
-    assert record["inexact_replies"] == [
-        [row["generated"]["prompt"], row["generated"]["sample"]] for row in inexact
-    ]
-    dropping = replace(
-        wanted, template=template, output=tmp_path / "few.jsonl", keeps_inexact=False
-    )
-    if counts["exact"]:
-        assert generate(dropping)["counts"]["written"] == counts["exact"]
-        assert all(row["generated"]["exact"] for row in rows_of(dropping.output))
+    wanted = replace(wanted, template=template)
+    try:
+        counts = generate(wanted)["counts"]
+    except CorpusError as error:
+        assert "none of 15 replies gives a conversation" in str(error)
     else:
-        with pytest.raises(CorpusError, match="none of 15 replies gives a conversation"):
-            generate(dropping)
+        assert counts["left_out"] > 10
+        assert counts["written"] == len(rows_of(wanted.output)) == 15 - counts["left_out"]

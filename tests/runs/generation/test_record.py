@@ -3,39 +3,31 @@
 import json
 from hashlib import sha256
 
-from scoremode.runs.generation.record import counts_of, finished_record
+from scoremode.runs.generation.generate import counts_of, finished_record
 from scoremode.text.conversations.corpus import KIND
 
 
-def reply(reason="stop", exact=True, kept=True, form="messages", tokens=3, **fields):
-    about = {"exact": exact, "tokens": tokens}
-    return {
-        "row": {"finish_reason": reason, "generated": about, **fields},
-        "form": form,
-        "kept": kept,
-    }
+def reply(reason="stop", tokens=3, **fields):
+    return {"finish_reason": reason, "generated": {"tokens": tokens}, **fields}
 
 
 def test_each_reply_counts_once_of_each_kind():
-    written = [
+    replies = [
         reply(),
         reply("length", tokens=10),
         reply("length", tokens=5, generated_ids=[1]),
-        reply(form="text"),
-        reply(exact=False, generated_ids=[1]),
-        reply(exact=False, kept=False),
+        reply(prompt="a", completion="b"),
+        reply(generated_ids=[1]),
+        None,
     ]
-    assert counts_of(written) == {
+    assert counts_of(replies) == {
         "replies": 6,
         "written": 5,
         "left_out": 1,
-        "ended": 4,
+        "ended": 3,
         "cut": 2,
-        "exact": 4,
-        "respelled": 1,
-        "inexact": 2,
-        "texts": 1,
-        "tokens": 27,
+        "respelled": 2,
+        "tokens": 24,
     }
 
 

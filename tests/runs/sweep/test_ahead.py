@@ -7,8 +7,8 @@ import pytest
 from support.sweeps import pair
 
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.runs.sweep import ahead
-from scoremode.runs.sweep.ahead import Prepared, free_memory
+from scoremode.runs.sweep import prefetch as ahead
+from scoremode.runs.sweep.prefetch import Prepared, free_memory
 
 
 def test_it_is_opened_planned_and_hashed_while_others_work(quant, text, base):

@@ -7,8 +7,8 @@ from support.sweeps import Apart, pair, scores_of
 
 from scoremode.errors import CheckpointError
 from scoremode.runs.measure import measure
-from scoremode.runs.sweep.apart import capture_apart
 from scoremode.runs.sweep.model import Stage
+from scoremode.runs.sweep.sweep import capture_apart
 
 
 def test_a_base_is_captured_in_a_process_of_its_own(base, text, tmp_path):

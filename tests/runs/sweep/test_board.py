@@ -6,8 +6,7 @@ from pathlib import Path
 from support.sweeps import pair, sweep_request
 
 from scoremode.runs.request import Result
-from scoremode.runs.sweep.board import Board, titles
-from scoremode.runs.sweep.manifest import read_manifest
+from scoremode.runs.sweep.manifest import Board, read_manifest, titles
 from scoremode.text.corpus import from_file
 
 

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from scoremode.lib import fallback
-from scoremode.runs.sweep.engines import LentEngine, free_device
+from scoremode.runs.sweep.model import LentEngine, free_device
 
 
 class Counting:

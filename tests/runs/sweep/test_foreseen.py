@@ -10,8 +10,8 @@ from support.sweeps import OPTIONS, pair, sweep_request
 
 from scoremode.errors import CheckpointError
 from scoremode.results.folders.store import find_runs
-from scoremode.runs.sweep import foreseen
-from scoremode.runs.sweep.foreseen import foresee
+from scoremode.runs.sweep import dry_run as foreseen
+from scoremode.runs.sweep.dry_run import foresee
 from scoremode.runs.sweep.sweep import run_sweep
 
 

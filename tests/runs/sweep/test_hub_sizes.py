@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from scoremode.errors import CheckpointError
-from scoremode.runs.sweep.hub_sizes import cached_only, hub_bytes
+from scoremode.runs.sweep.dry_run import cached_only, hub_bytes
 
 FILES = {
     "config.json": 5,

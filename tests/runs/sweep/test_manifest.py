@@ -6,10 +6,11 @@ import pytest
 from support.hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
-from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION
+from scoremode.results.folders.paths import MANIFEST
 from scoremode.runs.sweep.manifest import (
+    SCHEMA,
+    SCHEMA_VERSION,
     held,
-    place_in,
     placed,
     read_manifest,
     unfinished,
@@ -90,8 +91,7 @@ def test_places_inside_are_relative_and_others_absolute(tmp_path):
     assert placed(tmp_path, tmp_path / "a" / "b") == "a/b"
     other = placed(tmp_path / "a", tmp_path / "b")
     assert other == str((tmp_path / "b").resolve())
-    assert place_in(tmp_path / "a", other) == tmp_path.resolve() / "b"
-    assert place_in(tmp_path, "a/b") == tmp_path / "a" / "b"
+    assert tmp_path / "a" / other == tmp_path.resolve() / "b"
 
 
 def test_models_without_a_run_are_told_with_the_reason(manifest, tmp_path):

@@ -3,8 +3,8 @@
 import pytest
 
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.runs.sweep import models
-from scoremode.runs.sweep.models import all_models, is_finished_run
+from scoremode.runs.sweep import sweep as models
+from scoremode.runs.sweep.sweep import all_models
 
 
 @pytest.fixture
@@ -55,9 +55,3 @@ def test_a_pattern_of_the_hub_stands_for_a_repositorys_files(monkeypatch):
     assert all_models(["o/r:Q4_K_M"]) == ["o/r:Q4_K_M"] and len(asked) == 1
     with pytest.raises(CheckpointError, match="no model fits"):
         all_models(["o/r:*Q2*"])
-
-
-def test_a_runs_folder_is_no_model(folder):
-    assert not is_finished_run(str(folder / "model"))
-    (folder / "model" / "record.json").write_text("{}")
-    assert is_finished_run(str(folder / "model"))

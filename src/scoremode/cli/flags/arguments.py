@@ -74,7 +74,7 @@ def base_revision(args: argparse.Namespace) -> str | None:
 def reads_model(args: argparse.Namespace, model: str) -> None:
     """Has the screen name the model while its files are read, or fetched, and before it the libraries
     of versions that scoremode was not tested with."""
-    from scoremode.startup.installation import untested
+    from scoremode.startup.warmup import untested
 
     for line in untested():
         args.screen.line(line, once=True)

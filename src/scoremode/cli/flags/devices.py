@@ -231,7 +231,7 @@ def _count(args: argparse.Namespace, place: "Place | None") -> int:
 
 def _check_count(asked: str, count: int, device: str) -> None:
     """Raises UsageError for more processes than the machine has devices for, before one starts."""
-    from scoremode.startup.prepare import count_gpus
+    from scoremode.startup.warmup import count_gpus
 
     if device != "cpu":
         gpus = count_gpus()

@@ -36,7 +36,7 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
         return corpus_of(args, row_seed(args)), protocol_of(args)
     args.screen.words["base"] = f"reading {folder}"
     args.clock.begin("import")
-    from scoremode.startup.imports import libraries
+    from scoremode.startup.warmup import libraries
 
     libraries.modules("scoremode.reference.stored")
     libraries.wait()

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scoremode.runs.mixtures import Swap
+    from scoremode.runs.request import Swap
 
 __all__ = ["add_mixing", "swaps_in"]
 
@@ -36,7 +36,7 @@ def swaps_in(args: argparse.Namespace) -> "tuple[Swap, ...]":
     keep_dense = getattr(args, "keep_dense", None) or []
     if not (keep_dense or args.swap):
         return ()
-    from scoremode.runs.mixtures import swaps_of
+    from scoremode.runs.models import swaps_of
 
     reference = getattr(args, "reference", None)
     revision = getattr(args, "reference_revision", None)

@@ -20,7 +20,7 @@ from scoremode.cli.flags.stopping import add_stopping
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
-    from scoremode.runs.measure import Request, Result
+    from scoremode.runs.request import Request, Result
 
 __all__ = ["add_run", "measured", "print_run", "request_of"]
 
@@ -79,8 +79,8 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
     if args.ranks is not None:
         options = replace(options, device=args.ranks.take_device(args.device))
-    from scoremode.runs.measure import Request
-    from scoremode.startup.imports import libraries
+    from scoremode.runs.request import Request
+    from scoremode.startup.warmup import libraries
 
     reads_model(args, model)
     from_hub = args.text is args.file is args.dataset_file is None and not has_kept_text(args)

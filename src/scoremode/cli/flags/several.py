@@ -15,7 +15,7 @@ from scoremode.lib.json import json_text
 if TYPE_CHECKING:
     from scoremode.results.gates import Gates
     from scoremode.runs.request import Request
-    from scoremode.runs.sweep.request import Ended, Outcome, SweepRequest
+    from scoremode.runs.sweep.manifest import Ended, Outcome, SweepRequest
 
 __all__ = ["add_several", "is_sweep", "print_foreseen", "print_outcome", "sweep_of", "swept"]
 
@@ -51,7 +51,7 @@ def sweep_of(
     args: argparse.Namespace, pairs: "Sequence[Request]", command: tuple[str, ...]
 ) -> "SweepRequest":
     """The sweep of the models that the flags name. Raises UsageError."""
-    from scoremode.runs.sweep.request import SweepRequest
+    from scoremode.runs.sweep.manifest import SweepRequest
 
     if getattr(args, "llama_cpp_block", False):
         raise UsageError(
@@ -167,7 +167,7 @@ def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
 def print_foreseen(args: argparse.Namespace, request: "SweepRequest") -> int:
     """Prints what a sweep would do."""
     from scoremode.report.sweep import foreseen_document
-    from scoremode.runs.sweep.foreseen import foresee
+    from scoremode.runs.sweep.dry_run import foresee
 
     args.screen.stage("looking at what is there")
     value = foresee(request)

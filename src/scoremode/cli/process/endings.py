@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from scoremode.cli.process.signals import catching, received
 from scoremode.errors import ScoremodeError, is_debugging, line_of
-from scoremode.startup.installation import missing
+from scoremode.startup.warmup import missing
 
 __all__ = ["ending"]
 

@@ -28,17 +28,16 @@ from scoremode.results.attribution import (
 from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.sections import now
-from scoremode.runs.baselines.model import ModelBaseline
-from scoremode.runs.context import RunContext
-from scoremode.runs.measure import opened_model, planned_text
+from scoremode.runs.baselines.base import ModelBaseline
+from scoremode.runs.context import RunContext, engine_factory
+from scoremode.runs.measure import planned_text
+from scoremode.runs.models import opened_model
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
-from scoremode.runs.scoring import engine_factory
 from scoremode.schemes.mixing import differing
 from scoremode.startup.clock import StageClock
-from scoremode.startup.installation import check_installation
-from scoremode.startup.prepare import preparing
+from scoremode.startup.warmup import check_installation, preparing
 
 __all__ = ["DIRECTIONS", "Attributed", "attribute"]
 

@@ -5,21 +5,20 @@ checkpoint that runs in the same process, pass by pass. `llama.cpp`: a file of l
 must be of the very same plan: the same token ids under the same protocol over the same vocabulary.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run
-from scoremode.runs.baselines.base import Baseline
-from scoremode.runs.baselines.llama_cpp import LlamaCppBaseline
-from scoremode.runs.baselines.model import ModelBaseline
-from scoremode.runs.baselines.stored import StoredBaseline
+from scoremode.runs.baselines.base import Baseline, LlamaCppBaseline, ModelBaseline, StoredBaseline
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
-__all__ = ["Baseline", "is_logits_file", "needs_capture", "open_baseline"]
+__all__ = ["Baseline", "common_softmax", "is_logits_file", "needs_capture", "open_baseline"]
 
 
 def needs_capture(request: Request) -> bool:
@@ -65,3 +64,47 @@ def open_baseline(
 def is_logits_file(path: Path) -> bool:
     """Tells whether a base is llama.cpp's predictions: any file that is no model."""
     return path.is_file() and not is_gguf(path)
+
+
+def common_softmax(
+    request: Request,
+    planned: PlannedText,
+    entries: int,
+    base: Mapping[str, Any],
+    base_entries: int,
+) -> tuple[str, dict[str, str]]:
+    """Advice on one softmax for a model and its base, whose heads have different widths: words, and the
+    flags that follow it (none where another command comes first).
+
+    A checkpoint's head may have rows that no token has (32,064 for 32,000 tokens, say), or its
+    tokenizer tokens that its base never knew. Both have one tokenizer's vocabulary, so it must be one
+    tokenizer for both, and the softmax must run over that.
+
+    - `entries`, `base_entries`: over what the softmax of the model and of its base runs.
+    - `base`: the record's section of the base.
+    """
+    ours, least = planned.tokenizer.size, min(entries, base_entries)
+    theirs = base.get("tokenizer")
+    if theirs is None:  # a llama.cpp file, which knows no tokenizer
+        if ours != base_entries:
+            return "no flag gives both one vocabulary", {}
+        return "--vocabulary tokenizer gives both one", {"--vocabulary": "tokenizer"}
+    own = request.tokenizer or request.model
+    is_stored = base["kind"] == "stored"
+    other = request.tokenizer or (theirs["source"] if is_stored else str(request.reference))
+    fitting = [
+        (size, name) for size, name in ((ours, own), (theirs["size"], other)) if size <= least
+    ]
+    if not fitting:
+        return f"neither tokenizer fits {least} entries, so no flag gives both one vocabulary", {}
+    _, name = min(fitting)
+    flags = {"--vocabulary": "tokenizer"}
+    if ours != theirs["size"]:
+        flags["--tokenizer"] = name
+    words = " ".join(f"{flag} {value}" for flag, value in flags.items())
+    if not is_stored:
+        return f"{words} gives both one", flags
+    if planned.plan.protocol.vocabulary == "tokenizer":
+        # What the base ran over is its own tokenizer's, which then is what this model needs.
+        return f"--tokenizer {other} gives both one", {"--tokenizer": other}
+    return f"keep the reference anew with {words}, and give that here as well", {}

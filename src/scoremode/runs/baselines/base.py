@@ -1,16 +1,41 @@
-"""The face of a run's base, whatever its kind."""
+"""The interface of a run's base, and its three kinds: a model, a kept reference, a llama.cpp file."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, Protocol
 
-from scoremode.checkpoint.files import Checkpoint
+import numpy as np
+import torch
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
+from scoremode.engines.torch.base_model import ModelReference
+from scoremode.errors import ReferenceUnusable
+from scoremode.head.project import Head
 from scoremode.lib.json import json_digest
-from scoremode.reference.base import Reference
+from scoremode.lib.tasks import Task
+from scoremode.llama_cpp.file import Contents, LogitsFile
+from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.reference.base import Reference, Span
+from scoremode.reference.ordered import OrderedReference
+from scoremode.reference.replay import Replay, compare_base, replay
+from scoremode.reference.stored import StoredReference
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.agreement import logits_of
+from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
+from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 
-__all__ = ["Baseline", "base_sha256"]
+__all__ = [
+    "Baseline",
+    "LlamaCppBaseline",
+    "ModelBaseline",
+    "StoredBaseline",
+    "base_sha256",
+    "file_facts",
+]
 
 
 class Baseline(Protocol):
@@ -87,3 +112,298 @@ def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
     arithmetic = {name: value for name, value in engine.items() if name not in _GROUPING}
     arithmetic["device"] = {k: engine["device"][k] for k in ("type", "name")}
     return json_digest([files, arithmetic])
+
+
+class ModelBaseline:
+    """A model in the same process, pass by pass, by an `engine` of the same options.
+
+    - `kept`: gets the final states [N, D] of each micro-batch of a plan of one pass, by their rows;
+      None where nobody wants them once more.
+    """
+
+    runs = 1
+
+    def __init__(
+        self,
+        model: str,
+        planned: PlannedText,
+        corpus: Corpus,
+        options: Options,
+        revision: str | None,
+        tokenizer: str | None,
+    ):
+        self.checkpoint = open_checkpoint(model, revision, code=options.trust_remote_code)
+        own = plan_text(
+            corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
+        )
+        self._planned = own
+        tokens, text = own.plan.tokens, own.text_sha256
+        check_same_tokens(planned, tokens, text, model, own.tokenizer, own.chat)
+        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
+        # Over its own entries, as it would be captured: cut to the model's it were another softmax.
+        self.engine = options.make_base(
+            self.checkpoint, own.vocabulary, int(own.plan.lengths.max())
+        )
+        self.vocabulary = self.engine.vocabulary
+        self.kept: dict[Span, torch.Tensor] | None = None
+
+    @cached_property
+    def _files(self) -> Task[dict[str, str]]:
+        return Task(self.checkpoint.hash_files)
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": "model",
+            "checkpoint": self.checkpoint.fingerprint,
+            "engine": self.engine.identity(),
+        }
+
+    def beside(self, options: Options) -> Options:
+        """The base was placed first, as if it were alone; the model has what that leaves."""
+        return options.sharing(lambda _: self.engine.held_bytes(self._planned.plan))
+
+    def prove(self) -> None:
+        """Nothing is stored that would have to come back. Its files are hashed meanwhile."""
+        _ = self._files
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        kept = self.kept if len(schedule.passes(plan)) == 1 else None
+        return ModelReference(self.engine, plan, schedule, progress, kept)
+
+    def section(self) -> dict[str, Any]:
+        from scoremode.schemes.summary import stored_summary
+
+        summary = stored_summary(self.checkpoint)
+        return {
+            "kind": "model",
+            "source": self.checkpoint.source,
+            "checkpoint": {
+                "source": self.checkpoint.source,
+                "path": self.checkpoint.place,
+                "fingerprint": self.checkpoint.fingerprint,
+                "bits_per_weight": summary["bits_per_weight"],
+                "bytes": summary["bytes"],
+                "gib": summary["gib"],
+            },
+            "tokenizer": self._planned.tokenizer.to_json(),
+            "engine": self.engine.identity(),
+        }
+
+    def settle(self) -> dict[str, str]:
+        self.checkpoint.check_unchanged()
+        return self._files.result()
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        """Nothing is stored that it could contradict."""
+
+    def finish(self) -> dict[str, Any]:
+        engine = self.engine.identity()
+        return {
+            "engine": self.engine.describe(),
+            "sha256": base_sha256(self._files.result(), engine),
+        }
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class StoredBaseline:
+    """A reference that `scoremode reference` kept; `is_captured`: made for this run, which names the
+    model instead."""
+
+    runs = 0
+    checkpoint = None
+
+    def __init__(
+        self,
+        stored: StoredReference,
+        planned: PlannedText,
+        corpus: Corpus,
+        *,
+        is_captured: bool = False,
+    ):
+        self.stored = stored
+        self.vocabulary = stored.vocabulary
+        # It has all windows, of which a run that a rule may stop draws some.
+        plan = planned.plan.in_text_order()
+        whole = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
+        _check_tokens(stored, whole)
+        check_same_plan(whole.to_json(corpus), stored.record, str(stored.path))
+        self._ordered = None
+        if planned.plan.protocol.seed is not None:
+            self._ordered = OrderedReference(stored, planned.plan)
+        self._is_captured = is_captured
+        # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
+        self._device = torch.device("cpu")
+        self._at_load: Replay | None = None
+        self._all: Replay | None = None
+        self._head: Task[Head] | None = None
+
+    @cached_property
+    def _files(self) -> Task[None]:
+        return Task(self.stored.check_files)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "stored", "sha256": self.stored.sha256}
+
+    def beside(self, options: Options) -> Options:
+        return options.sharing(self._hold)
+
+    def _hold(self, device: torch.device) -> int:
+        self._device = device
+        if device.type != "cuda":
+            return 0
+        # A gigabyte from a mapped file, which the first pass would wait for.
+        self._head = Task(partial(self.stored.head, device))
+        return self.stored.held_bytes(device)
+
+    def prove(self) -> None:
+        # Hashed meanwhile.
+        _ = self._files
+        if self._head is not None:
+            self._head.result()
+            # The reference has it, for as long as it is needed.
+            self._head = None
+        self._at_load = replay(self.stored, self._device)
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        return self._ordered or self.stored
+
+    def section(self) -> dict[str, Any]:
+        record = self.stored.record
+        names = ("source", "path", "fingerprint", "files", "bits_per_weight", "bytes", "gib")
+        return {
+            "kind": "model" if self._is_captured else "stored",
+            "source": record["checkpoint"]["source"]
+            if self._is_captured
+            else str(self.stored.path),
+            "sha256": base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
+            "states_sha256": self.stored.sha256,
+            "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},
+            "tokenizer": record["tokenizer"],
+            "engine": record["engine"],
+            "metrics": record["metrics"],
+            "head": record["kept"]["head"],
+            "replay_at_load": None if self._at_load is None else self._at_load.to_json(),
+        }
+
+    def settle(self) -> None:
+        return self._files.result()
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        assert scores.against is not None
+        logprob, rows = scores.against.base_logprob, None
+        if self._ordered is not None:
+            rows = self._ordered.rows(begin, begin + len(scores))
+        found = compare_base(self.stored, begin, logprob, logits_of(engine), rows)
+        self._all = found if self._all is None else self._all.joined(found)
+
+    def finish(self) -> dict[str, Any]:
+        # Of a resumed run only the passes since: those before were checked then.
+        return {"replay": None if self._all is None else self._all.to_json()}
+
+    def close(self) -> None:
+        """Nothing computes; what reads ahead goes with the reference."""
+
+
+def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
+    """Raises ReferenceUnusable where its plan is another by its tokens alone, with the first."""
+    record = stored.record
+    if (
+        record["plan"]["sha256"] == planned.plan.sha256
+        or record["protocol"]["sha256"] != planned.plan.protocol.sha256
+        or record["kept"].get("tokens") is None
+    ):
+        return
+    tokens, text = stored.plan().tokens, record["corpus"]["text"]["sha256"]
+    chat = record["corpus"].get("conversations")
+    # By the names that this run's tokenizer has: the reference's may be gone.
+    check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer, chat)
+
+
+class LlamaCppBaseline:
+    """The file of log-probabilities of `reference`, as llama-perplexity writes it.
+
+    It must hold every target of `plan`. Raises ReferenceUnusable.
+    """
+
+    runs = 0
+    checkpoint = None
+
+    def __init__(self, reference: LlamaCppReference, plan: Plan):
+        self._file, self._reference = reference.file, reference
+        self.vocabulary = reference.vocabulary
+        self._file.check_plan(plan)
+
+    @cached_property
+    def _contents(self) -> Task[Contents]:
+        return Task(self._file.read_all)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
+
+    def beside(self, options: Options) -> Options:
+        """Takes no more of a device than what is counted for any base: a tile of logits."""
+        return options
+
+    def prove(self) -> None:
+        """Begins to read the file through: there is nothing behind it that would have to come back."""
+        _ = self._contents
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        return self._reference
+
+    def section(self) -> dict[str, Any]:
+        file = self._file
+        return {
+            "kind": "llama.cpp",
+            "source": str(file.path),
+            "path": str(file.path.resolve()),
+            # Which model, text and BOS rule made it is not in the file.
+            "checkpoint": None,
+            **file_facts(file),
+        }
+
+    def settle(self) -> dict[str, str]:
+        self._file.check_unchanged()
+        return {self._file.path.name: self._contents.result().sha256}
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        assert scores.against is not None
+        rows = np.arange(begin, begin + len(scores))
+        stored = self._file.stored_logprob(rows, scores.target)
+        differ = np.flatnonzero(scores.against.base_logprob != stored)
+        if len(differ):
+            i = int(differ[0])
+            raise ReferenceUnusable(
+                f"{self._file.path}: row {begin + i} gives target {scores.target[i]} the "
+                f"log-probability {stored[i]}, and the engine has {scores.against.base_logprob[i]} "
+                f"({len(differ)} of {len(rows)} differ)"
+            )
+
+    def finish(self) -> dict[str, Any]:
+        return file_facts(self._file, self._contents.result())
+
+    def close(self) -> None:
+        """Nothing computes."""
+
+
+def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, Any]:
+    """What a record has of a file; of its `contents` the hash and how coarse it is: an entry is off by
+    up to half a step, and what would lie deeper than the reach below a row's largest entry was raised
+    to it."""
+    facts: dict[str, Any] = {
+        "fingerprint": file.fingerprint,
+        "n_ctx": file.n_ctx,
+        "chunks": file.chunks,
+        "rows": file.rows,
+        "vocabulary": file.entries,
+    }
+    if contents is not None:
+        facts |= {
+            "sha256": contents.sha256,
+            "step_nats": contents.step,
+            "reach_nats": contents.reach,
+            "checksum": "none in the file; each row adds up to 1 within its steps",
+        }
+    return facts

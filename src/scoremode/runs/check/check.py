@@ -19,11 +19,16 @@ from scoremode.results.record.sections import now, versions
 from scoremode.results.record.shape import Choice, Where, misfit
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import LIMITS
-from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.requests import audit_answers
 from scoremode.runs.check.sources import Sources, Unreachable
-from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
+from scoremode.runs.check.text import (
+    audit_calibration,
+    audit_protocol,
+    audit_targets,
+    audited_plan,
+    kept_plan,
+)
 from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
 from scoremode.text.plan import Plan
@@ -194,9 +199,9 @@ def _again(
     if words := _no_options(record):
         findings.unchecked(part, name, f"not made: {words}")
         return None
-    from scoremode.runs.check.again import options_of, score_again
-    from scoremode.runs.check.compared import compare_again
-    from scoremode.runs.check.drawn import drawn_windows, found_probability, micro_batches
+    from scoremode.runs.check.second_run import options_of, score_again
+    from scoremode.runs.rescore.compare import compare_again
+    from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
 
     assert rerun.seed is not None
     batches = micro_batches(record, plan)

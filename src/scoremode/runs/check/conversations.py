@@ -14,8 +14,7 @@ from scoremode.checkpoint.chat_template import (
 )
 from scoremode.errors import CorpusError, ScoremodeError
 from scoremode.results.audit.findings import Findings
-from scoremode.runs.check.named_text import named_corpus
-from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
 from scoremode.text.conversations.corpus import (
     Conversations,
     from_conversations_file,

@@ -15,7 +15,7 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import audited_tokenizer, protocol_of
-from scoremode.runs.mixtures import reopened
+from scoremode.runs.models import reopened
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
@@ -156,7 +156,7 @@ def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
 
 def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: Findings) -> None:
     from scoremode.llama_cpp.file import LogitsFile
-    from scoremode.runs.baselines.llama_cpp import file_facts
+    from scoremode.runs.baselines.base import file_facts
 
     path = sources.base(section)
     if not path.exists():

@@ -19,10 +19,10 @@ from scoremode.results.record.sections import command_of
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
-from scoremode.runs.check.named_text import named_corpus
 from scoremode.runs.check.requests import audited_pages, audited_requests
-from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
 from scoremode.text import hub
+from scoremode.text.calibration import Calibration, calibration_of_file, calibration_of_hub
 from scoremode.text.corpus import Corpus, from_dataset_file, from_files, from_string
 from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.plan import Plan
@@ -32,6 +32,7 @@ from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
 __all__ = [
+    "audit_calibration",
     "audit_protocol",
     "audit_targets",
     "audited_plan",
@@ -39,6 +40,7 @@ __all__ = [
     "kept_plan",
     "protocol_of",
 ]
+
 
 # What a record has of a corpus beside its names, places and hashes.
 _OF_CORPUS = ("rows", "row_limit", "row_seed", "text_field", "preset", "separator", "group_by",
@@ -366,3 +368,55 @@ def audited_tokenizer(
             label = name if part == "tokenizer" else f"tokenizer {name}"
             findings.same(part, label, section[name], made[name], f"{tokenizer.source} has")
     return tokenizer
+
+
+_CALIBRATION = "calibration"
+
+
+def audit_calibration(
+    record: Mapping[str, Any],
+    made: tuple[Plan, Tokenizer] | None,
+    sources: Sources,
+    findings: Findings,
+) -> None:
+    """Holds a record's section `calibration` against its file, where that still lies there, or against
+    the hub's, where that may be asked; `made`: the run's plan and tokenizer, where there are any."""
+    if (section := record.get(_CALIBRATION)) is None:
+        return
+    if made is None:
+        findings.unchecked(_CALIBRATION, "share", "the scored text is not there to look in")
+        return
+    try:
+        found = _read(section, sources)
+    except ScoremodeError as error:
+        findings.unchecked(_CALIBRATION, "share", str(error))
+        return
+    if found is None:
+        words = f"{section['source']} is not here"
+        if section["source"].startswith("hub:"):
+            words = f"{section['source']}: --fetch gets it from the hub"
+        findings.unchecked(_CALIBRATION, "share", words)
+        return
+    plan, tokenizer = made
+    if not findings.same(
+        _CALIBRATION, "source", section["source_sha256"], found.source_sha256, f"{found.source} has"
+    ):
+        return
+    again = found.looked_for(plan, tokenizer).section(plan)
+    for name in again:
+        if name not in ("name", "source", "source_sha256"):
+            findings.same(_CALIBRATION, name, section.get(name), again[name], "its text gives")
+
+
+def _read(section: Mapping[str, Any], sources: Sources) -> Calibration | None:
+    source, field = str(section["source"]), str(section["text_field"])
+    if source.startswith("hub:"):
+        if not sources.fetch:
+            return None
+        repo, _, commit = source.removeprefix("hub:").partition("@")
+        # As `calibration_of_hub` names it: the data set, its configuration if it has one, its split.
+        _, *parts = str(section["name"]).split(" ")
+        config, split = (parts[0] if len(parts) > 1 else None), (parts[-1] if parts else "train")
+        return calibration_of_hub(repo, config, split=split, revision=commit, text_field=field)
+    place = Path(sources.at(source))
+    return calibration_of_file(place, field) if place.is_file() else None

@@ -6,11 +6,16 @@ where it was killed; the output and its record are there when all of it is.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.chat_template import (
     chat_template,
     special_tokens,
@@ -22,19 +27,27 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
-from scoremode.lib.files import write_text
-from scoremode.lib.json import json_digest
+from scoremode.lib.files import MOST_JSON, MOST_TEXT, open_lock, read_regular, take, write_text
+from scoremode.lib.json import json_digest, json_text
 from scoremode.results.record.differences import first_difference
-from scoremode.results.record.sections import versions
-from scoremode.runs.generation.part_file import PartFile, part_path, remove_left
-from scoremode.runs.generation.prompts import Prompts
-from scoremode.runs.generation.record import finished_record, record_of, record_text
-from scoremode.runs.generation.replies import Replying
+from scoremode.results.record.sections import now, versions
+from scoremode.runs.generation.replies import Prompts, Replying
 from scoremode.startup.clock import StageClock
-from scoremode.text.conversations.corpus import record_path
+from scoremode.text.conversations.corpus import KIND, record_path
 from scoremode.text.conversations.template import DATE
 
-__all__ = ["Engine", "Generation", "generate"]
+__all__ = [
+    "Engine",
+    "Generation",
+    "PartFile",
+    "counts_of",
+    "finished_record",
+    "generate",
+    "part_path",
+    "record_of",
+    "record_text",
+    "remove_left",
+]
 
 
 class Engine(Protocol):
@@ -53,7 +66,6 @@ class Generation:
 
     - `samples`: replies to each prompt; `seed`: of all draws.
     - `template`: a file in place of the model's own; `arguments` and `date` for it.
-    - `keeps_inexact`: whether replies whose ids don't come back from what is written are kept.
     """
 
     base: str
@@ -68,9 +80,107 @@ class Generation:
     template: Path | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     date: Any = DATE
-    keeps_inexact: bool = True
     trust_remote_code: bool = False
     command: tuple[str, ...] = ()
+
+
+class PartFile:
+    """Batches that are done, each by its number, in a file beside the output, so that a killed command
+    goes on. Close it, or use it in a `with` block.
+
+    Its first line is the identity of the command; each further one a batch, written whole and synced.
+    What follows the last newline was being written when the command was killed, and is cut off.
+
+    Raises RunFolderError where another process has it, where it can't be written, and where another
+    command has begun it.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]):
+        self.path = path
+        self.done: dict[int, list[dict[str, Any] | None]] = {}
+        try:
+            # Written where it lies, and held by whoever writes it: no link, and no one's but ours.
+            self._file = open_lock(path, MOST_TEXT)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+        try:
+            take(self._file.fileno())
+            self._begin(identity)
+        except BlockingIOError:
+            self._file.close()
+            raise RunFolderError(f"{path}: another process is generating it") from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def add(self, number: int, rows: list[dict[str, Any] | None]) -> None:
+        """Writes a batch, and has it on disk. Raises RunFolderError."""
+        self._append({"batch": number, "rows": rows})
+        self.done[number] = rows
+
+    def remove(self) -> None:
+        """Removes the file: its output is there."""
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "PartFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, identity: Mapping[str, Any]) -> None:
+        data = self._file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole:
+            ours = json.dumps({"identity": dict(identity)}).encode()
+            if not ours.startswith(data):
+                raise self._foreign()
+            self._cut(0)
+            self._append({"identity": dict(identity)})
+            return
+        header, *batches = (self._read(line) for line in whole.splitlines())
+        ours = json.loads(json.dumps(identity))
+        if found := first_difference("", header.get("identity") or {}, ours):
+            name, theirs, own = found
+            raise RunFolderError(
+                f"{self.path}: was begun with {name} {theirs!r}, and this command has {own!r}: remove "
+                "it, or write to another file"
+            )
+        for batch in batches:
+            if not isinstance(batch.get("batch"), int) or not isinstance(batch.get("rows"), list):
+                raise RunFolderError(f"{self.path}: has a line that is no batch: remove it")
+            self.done[batch["batch"]] = batch["rows"]
+        self._cut(len(whole))
+
+    def _cut(self, size: int) -> None:
+        """Leaves so many bytes, behind which is written."""
+        self._file.seek(size)
+        self._file.truncate()
+
+    def _foreign(self) -> RunFolderError:
+        return RunFolderError(f"{self.path}: is no part of generated conversations: remove it")
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise self._foreign()
+        return value
+
+    def _append(self, value: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(value, default=str).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunFolderError(f"{self.path}: cannot be written: {error.strerror}") from None
 
 
 def generate(
@@ -168,7 +278,6 @@ def _identity(wanted: Generation, checkpoint: Checkpoint, replying: Replying) ->
         "prompts": json_digest([prompt.sha256 for prompt in wanted.prompts.prompts]),
         "prompts_file": wanted.prompts.sha256,
         "sampling": wanted.sampling.to_json() | {"seed": wanted.seed, "samples": wanted.samples},
-        "inexact": "keep" if wanted.keeps_inexact else "drop",
         "engine": engine,
         "versions": versions(),
     }
@@ -225,9 +334,7 @@ def _fill(
             for place, reply in zip(places, replies, strict=True):
                 prompt, sample = divmod(place, wanted.samples)
                 about = {"prompt": prompt, "sample": sample, "seed": asked[place].seed}
-                written = replying.written(wanted.prompts.prompts[prompt], reply, about)
-                kept = written.is_readable and (written.is_exact or wanted.keeps_inexact)
-                rows.append({"row": written.row, "form": written.form, "kept": kept})
+                rows.append(replying.row(wanted.prompts.prompts[prompt], reply, about))
             part.add(number, rows)
             done += len(places)
             progress(done, len(asked))
@@ -240,20 +347,113 @@ def _write(
     part: PartFile, wanted: Generation, record: dict[str, Any], engine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Writes the record of all batches, then their output, and removes the part file."""
-    written = [one for rows in part.done.values() for one in rows]
-    written.sort(
-        key=lambda one: (one["row"]["generated"]["prompt"], one["row"]["generated"]["sample"])
-    )
-    kept = [one["row"] for one in written if one["kept"]]
-    if not kept:
+    replies = [row for rows in part.done.values() for row in rows]
+    rows = [row for row in replies if row is not None]
+    if not rows:
         raise CorpusError(
-            f"{wanted.output}: none of {len(written):,} replies gives a conversation that can be read "
-            "back exactly: --inexact keep keeps the others"
+            f"{wanted.output}: none of {len(replies):,} replies gives a conversation that reads back "
+            "as the tokens that were generated"
         )
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-    finished = record_text(record, wanted.output, text, written, engine)
+    rows.sort(key=lambda row: (row["generated"]["prompt"], row["generated"]["sample"]))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    finished = record_text(record, wanted.output, text, replies, engine)
     # The record first: killed between the two, the same command must know an output that is there.
     write_text(record_path(wanted.output), finished)
     write_text(wanted.output, text)
     part.remove()
     return json.loads(finished)
+
+
+def part_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.part")
+
+
+def remove_left(output: Path, identity: Mapping[str, Any]) -> None:
+    """Removes what the command of this identity left, killed when its output was there; what is
+    another's stays."""
+    path = part_path(output)
+    if os.path.lexists(path):
+        with suppress(RunFolderError):
+            PartFile(path, identity).remove()
+
+
+def record_of(
+    wanted: "Generation", checkpoint: Checkpoint, replying: Replying, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """The record but for what follows from the replies."""
+    return {
+        "kind": KIND,
+        "schema_version": 1,
+        "command": list(wanted.command),
+        "base": {
+            "source": checkpoint.source,
+            "fingerprint": checkpoint.fingerprint,
+            "files": identity["files"],
+        },
+        "tokenizer": replying.tokenizer.to_json(),
+        "template": replying.template.to_json(),
+        "ends": identity["ends"],
+        "prompts": wanted.prompts.to_json(),
+        "sampling": identity["sampling"],
+        "engine": identity["engine"],
+        "versions": identity["versions"],
+        "identity": identity,
+        "begun": now(),
+    }
+
+
+def record_text(
+    record: Mapping[str, Any],
+    output: Path,
+    text: str,
+    replies: Sequence[Mapping[str, Any] | None],
+    engine: Mapping[str, Any],
+) -> str:
+    """The whole record as JSON; `text`: the output's, `replies`: their rows, None for one left out."""
+    data = text.encode()
+    whole = {
+        **record,
+        "engine": {**record["engine"], **engine},
+        "finished": now(),
+        "counts": counts_of(replies),
+        "output": {
+            "name": output.name,
+            "bytes": len(data),
+            "sha256": sha256(data).hexdigest(),
+        },
+    }
+    return json_text(whole)
+
+
+def counts_of(replies: Sequence[Mapping[str, Any] | None]) -> dict[str, int]:
+    """Replies, how many of them are `written` and `left_out`, and how many of those written `ended`
+    their turn, were `cut`, or are `respelled` (have `generated_ids`); the `tokens` in them."""
+    rows = [row for row in replies if row is not None]
+    ends = Counter(row["finish_reason"] for row in rows)
+    return {
+        "replies": len(replies),
+        "written": len(rows),
+        "left_out": len(replies) - len(rows),
+        "ended": ends["stop"],
+        "cut": ends["length"],
+        "respelled": sum("generated_ids" in row for row in rows),
+        "tokens": sum(row["generated"]["tokens"] for row in rows),
+    }
+
+
+def finished_record(output: Path) -> dict[str, Any] | None:
+    """The record of a file that is as its record says; None for any other file.
+
+    Raises OSError where the record can't be read for another reason than not being there.
+    """
+    file = record_path(output)
+    try:
+        record = json.loads(read_regular(file, MOST_JSON))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("kind") != KIND or "identity" not in record:
+        return None
+    said = record.get("output")
+    if not isinstance(said, dict) or said.get("sha256") != hash_file(output):
+        return None
+    return record

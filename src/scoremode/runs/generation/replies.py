@@ -1,48 +1,184 @@
-"""Rows of a data set that a model's replies become, each read back as a run will read it.
+"""Prompts for a model to reply to, and the rows that its replies become.
 
-A row is exact if the reader (`text.conversations.tokens`) makes the very ids of it that were prompted
-and generated, and counts those that were generated and no other. A reply is written in the first exact
-one of these ways: its text as a message's content; its reasoning in a field of its own, where the
-template knows one; prompt and completion as the texts that they are, for a template that trims, or
-leaves reasoning out. A model may also spell a word in tokens that its tokenizer would not choose: then
+A prompt is a chat as conversations are (`messages`, ShareGPT's `conversations`) without the reply that
+it ends with, if it does; or a `prompt`, a text that the user says, or messages; or a line of a text.
+The other fields of its row go on into what is written, so that a domain stays a domain.
+
+A reply's row is read back as a run will read it: the reader (`text.conversations.tokens`) must make the
+very ids of it that were prompted and generated, and count those that were generated and no other. The
+reply is a message, or, for a template that trims or drops part of it, prompt and completion are the
+texts that they are. A model may also spell a word in tokens that its tokenizer would not choose: then
 the row has the `generated_ids` beside the text, which the reader takes.
-
-What is exact in none of these ways says so.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.engines.sampling import Reply
-from scoremode.errors import CorpusError, TokenizerError
-from scoremode.runs.generation.prompts import Prompt
-from scoremode.text.conversations.messages import REASONING, conversation_of
+from scoremode.errors import CorpusError, TokenizerError, UsageError
+from scoremode.lib.files import MOST_TEXT, read_regular
+from scoremode.lib.json import json_digest
+from scoremode.text.conversations.messages import conversation_of
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, tokens_of
+from scoremode.text.corpus import text_of
+from scoremode.text.hub import rows_of_hub
+from scoremode.text.rows import read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["Replying", "Written"]
+__all__ = [
+    "Prompt",
+    "Prompts",
+    "Replying",
+    "prompts_from_file",
+    "prompts_from_hub",
+    "prompts_of",
+]
 
+_ROWS = (".jsonl", ".ndjson", ".parquet")
+# What is written of a reply itself, in place of what a row may say of another.
+_OURS = ("finish_reason", "generated", "generated_ids")
 # What decoders write for bytes that are no character, such as the first ones of a character cut in two.
 _NO_CHARACTER = "\ufffd"
 _MOST_BYTES = 4
-_THINK, _THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
-class Written:
-    """A reply as a row. `form`: which of the three ways; `is_exact`: whether its ids come back;
-    `is_readable`: whether the reader takes it at all."""
+class Prompt:
+    """What a model replies to: `messages`, and `tools` it may call, None without; `row`: the other
+    fields of its row. `where` names it in errors."""
 
-    row: dict[str, Any]
-    form: str
-    is_exact: bool
-    is_readable: bool
+    where: str
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        return json_digest([list(self.messages), self.tools and list(self.tools)])
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts in the order of their data set.
+
+    - `name`, `source`, `sha256`: of the file, or of the hub's files.
+    - `dropped`: prompts whose own last reply was left out.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    prompts: tuple[Prompt, ...]
+    dropped: int = 0
+
+    @property
+    def with_history(self) -> int:
+        """Prompts in which the assistant has spoken before."""
+        return sum(any(m["role"] == "assistant" for m in p.messages) for p in self.prompts)
+
+    def limited_to(self, rows: int | None) -> "Prompts":
+        """The first so many. Raises UsageError."""
+        if rows is None:
+            return self
+        if rows < 1:
+            raise UsageError(f"--num-samples {rows}: must be at least 1")
+        return replace(self, prompts=self.prompts[:rows])
+
+    def with_system(self, text: str | None) -> "Prompts":
+        """The same, behind that message of the system where a prompt begins with none."""
+        if text is None:
+            return self
+        system = {"role": "system", "content": text}
+        told = tuple(
+            p
+            if p.messages[0]["role"] in ("system", "developer")
+            else replace(p, messages=(system, *p.messages))
+            for p in self.prompts
+        )
+        return replace(self, prompts=told)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "source": self.source,
+            "sha256": self.sha256,
+            "prompts": len(self.prompts),
+            "dropped_replies": self.dropped,
+            "with_history": self.with_history,
+        }
+
+
+def prompts_from_file(path: Path) -> Prompts:
+    """The prompts of a `.jsonl` or `.parquet` file, or of a text a line each. Raises CorpusError."""
+    try:
+        data = read_regular(path, MOST_TEXT)
+    except OSError as error:
+        raise CorpusError(f"{path}: {error.strerror}") from None
+    if path.suffix.lower() in _ROWS:
+        rows = read_rows(data, str(path), None)
+        names = row_names(data, path.name, len(rows))
+    elif path.suffix.lower() in (".json", ".csv"):
+        raise CorpusError(f"{path}: prompts are rows of .jsonl or .parquet, or lines of a text")
+    else:
+        lines = enumerate(text_of(data, str(path)).split("\n"), 1)
+        said = [(number, line.rstrip("\r")) for number, line in lines if line.strip()]
+        rows = [{"prompt": line} for _, line in said]
+        names = [f"{path.name}, line {number}" for number, _ in said]
+    return prompts_of(rows, names, path.name, str(path), sha256(data).hexdigest())
+
+
+def prompts_from_hub(
+    dataset: str, config: str | None, *, split: str, revision: str | None
+) -> Prompts:
+    """The prompts of a hub data set's split. Raises CorpusError."""
+    found = rows_of_hub(dataset, config, split=split, text_field=None, revision=revision)
+    return prompts_of(found.rows, found.names, found.title, found.source, found.sha256)
+
+
+def prompts_of(
+    rows: Sequence[Any], names: Sequence[str], name: str, source: str, digest: str
+) -> Prompts:
+    """The prompts that rows are, which errors call by `names`. Raises CorpusError."""
+    if not rows:
+        raise CorpusError(f"{name}: has no prompts")
+    found = [_prompt(row, where) for row, where in zip(rows, names, strict=True)]
+    dropped = sum(has_reply for _, has_reply in found)
+    return Prompts(name, source, digest, tuple(prompt for prompt, _ in found), dropped)
+
+
+def _prompt(row: Any, where: str) -> tuple[Prompt, bool]:
+    """The prompt that a row is, and whether it had a reply."""
+    if isinstance(row, dict) and row.get("prompt") is not None:
+        said = row["prompt"]
+        if isinstance(said, str):
+            if not said.strip():
+                raise CorpusError(f"{where}: its prompt is empty")
+            said = [{"role": "user", "content": said}]
+        # A pair of texts has no messages, and its completion isn't looked at.
+        row = {k: v for k, v in row.items() if k not in ("prompt", "completion", "messages")}
+        row["messages"] = said
+    chat = conversation_of(row, where)
+    messages = list(chat.messages)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise CorpusError(f"{where}: has nothing to reply to: the assistant alone speaks in it")
+    rest = {k: v for k, v in chat.row.items() if k not in _OURS}
+    has_reply = len(messages) < len(chat.messages)
+    try:
+        # It is written into the output as it is.
+        json.dumps([messages, chat.tools, rest], ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise CorpusError(f"{where}: has a field that is not Unicode text") from None
+    return Prompt(where, tuple(messages), chat.tools, rest), has_reply
 
 
 @dataclass(frozen=True)
@@ -67,24 +203,25 @@ class Replying:
             raise CorpusError(f"{prompt.where}: its chat template prompts for no reply")
         return ids
 
-    def written(self, prompt: Prompt, reply: Reply, about: Mapping[str, Any]) -> Written:
-        """The row of a reply to a prompt; `about`: what it says of itself in the field `generated`."""
+    def row(self, prompt: Prompt, reply: Reply, about: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The row of a reply to a prompt, None where none reads back as the tokens that were generated.
+
+        `about`: what it says of itself in the field `generated`.
+        """
         ids = self._without_half_characters(reply)
         expected = np.concatenate([self.ids(prompt), np.array(ids, np.int32)])
         marks = {
             "finish_reason": "stop" if reply.ended else "length",
-            "generated": {**about, "tokens": len(ids), "exact": True},
+            "generated": {**about, "tokens": len(ids)},
         }
         forms = list(self._forms(prompt, ids, ended=reply.ended))
         for own in ({}, {"generated_ids": ids}):
-            for form, said in forms:
-                row = _as_json({**prompt.row, **said, **marks, **own})
+            for said in forms:
+                # As it is read back: Parquet's days and bytes are texts then.
+                row = json.loads(json.dumps({**prompt.row, **said, **marks, **own}, default=str))
                 if self._comes_back(row, expected, len(ids), prompt.where):
-                    return Written(row, form, is_exact=True, is_readable=True)
-        form, said = forms[0]
-        marks["generated"]["exact"] = False
-        row = _as_json({**prompt.row, **said, **marks, "generated_ids": ids})
-        return Written(row, form, is_exact=False, is_readable=self._reads(row, prompt.where))
+                    return row
+        return None
 
     def _without_half_characters(self, reply: Reply) -> tuple[int, ...]:
         """The ids of a reply; of one that was cut in the middle of a character, without that."""
@@ -100,23 +237,18 @@ class Replying:
 
     def _forms(
         self, prompt: Prompt, ids: tuple[int, ...], *, ended: bool
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The ways of writing a reply: their names, and the row's fields."""
+    ) -> Iterator[dict[str, Any]]:
+        """The row's fields that a reply is written in: a message, or the texts as they are."""
         content = self._text(ids[:-1] if ended else ids)
         before = list(prompt.messages)
         tools = {} if prompt.tools is None else {"tools": list(prompt.tools)}
         said = {"role": "assistant", "content": content}
-        yield "messages", {"messages": [*before, said], **tools}
-        if _THOUGHT in content and any(name in self.template.jinja for name in REASONING):
-            reasoning, _, rest = content.partition(_THOUGHT)
-            reasoning = reasoning.removeprefix(_THINK).strip("\n")
-            said = {"role": "assistant", "content": rest.lstrip("\n"), REASONING[0]: reasoning}
-            yield "reasoning", {"messages": [*before, said], **tools}
+        yield {"messages": [*before, said], **tools}
         # The reader puts what the tokenizer adds before a text, which the template has written too.
         front = self._text(self.tokenizer.added[0])
         text = self.prompted(prompt)
         if text.startswith(front):
-            yield "text", {"prompt": text.removeprefix(front), "completion": self._text(ids)}
+            yield {"prompt": text.removeprefix(front), "completion": self._text(ids)}
 
     def _comes_back(
         self, row: Mapping[str, Any], expected: NDArray[np.int32], generated: int, where: str
@@ -131,16 +263,3 @@ class Replying:
             return False
         counts = np.arange(len(expected)) >= max(len(expected) - generated, 1)
         return bool(np.array_equal(tokens.counts, counts))
-
-    def _reads(self, row: Mapping[str, Any], where: str) -> bool:
-        spoken = Spoken(self.tokenizer, self.template, self.ends, "completion")
-        try:
-            tokens_of(conversation_of(row, where), spoken)
-        except CorpusError:
-            return False
-        return True
-
-
-def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as it is read back: Parquet's days and bytes are texts then."""
-    return json.loads(json.dumps(row, default=str))

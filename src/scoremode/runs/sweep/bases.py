@@ -16,8 +16,7 @@ from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RECORD, read_record
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import Baseline, is_logits_file, open_baseline
-from scoremode.runs.baselines.base import base_sha256
-from scoremode.runs.baselines.stored import StoredBaseline
+from scoremode.runs.baselines.base import StoredBaseline, base_sha256
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 

@@ -1,21 +1,107 @@
-"""A sweep's manifest on disk: written whole at every step, and believed only where it is sealed."""
+"""A sweep's request, and its manifest, `sweep.json`: what is done of it and what is still to do.
+
+The manifest is written whole at every step, and believed only where it is sealed.
+"""
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypedDict, cast
 
 from scoremode.errors import RunFolderError
 from scoremode.lib.files import MOST_JSON, read_regular, take, write_text
 from scoremode.lib.json import json_text
+from scoremode.results.folders.paths import MANIFEST
 from scoremode.results.folders.store import seal_of
+from scoremode.results.record.sections import now
 from scoremode.results.record.shape import misfit
-from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION, Entry, Manifest
+from scoremode.runs.request import Request, Result
 
-__all__ = ["held", "place_in", "placed", "read_manifest", "unfinished", "write_manifest"]
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "Board",
+    "Ended",
+    "Entry",
+    "Manifest",
+    "Outcome",
+    "Pair",
+    "Status",
+    "SweepRequest",
+    "held",
+    "placed",
+    "read_manifest",
+    "titles",
+    "unfinished",
+    "write_manifest",
+]
+
+SCHEMA = "scoremode.sweep"
+SCHEMA_VERSION = 1
+
+Status = Literal["waiting", "running", "done", "failed", "left out"]
+
+
+class Pair(TypedDict):
+    """A text under a protocol.
+
+    - `corpus`: the text's name; `protocol`: the protocol's; `protocol_sha256`: of all its rules.
+    - `reference`: the base's folder, relative to the manifest's where it lies in it, or its file of
+      logits; None until it is there.
+    """
+
+    corpus: str
+    protocol: str
+    protocol_sha256: str
+    reference: str | None
+
+
+class Entry(TypedDict):
+    """A model under one pair.
+
+    - `model`: as the user named it, of a pattern one that it stands for; `pair`: an index of `pairs`.
+    - `status`: `waiting`, `running`, `done`, or `failed`, which the next call tries again; `left out`
+      of a finished run that is of another pair.
+    - `folder`: the run's, relative to the manifest's where it lies in it; None before it is done.
+    - `error`: the line that says why it failed, else None.
+    - `asked`: sha256 of model, plan, base and options, by which the next call finds the run; None
+      before it is done, and where a finished run was given as the model.
+    """
+
+    model: str
+    pair: int
+    status: Status
+    folder: str | None
+    error: str | None
+    asked: str | None
+
+
+class Manifest(TypedDict):
+    """A sweep, as its last call wanted it.
+
+    - `created`: when the first call began; `updated`: when this was written; both ISO 8601, UTC.
+    - `command`: the last call's.
+    - `base`: as the user named it; `revision`: of a base on the hub, or None.
+    - `models`: as the user named them, patterns included.
+    - `entries`: every model under every pair, in the order in which they run.
+    - `sha256`: of all the rest.
+    """
+
+    schema: str
+    schema_version: int
+    created: str
+    updated: str
+    command: list[str]
+    base: str
+    revision: str | None
+    models: list[str]
+    pairs: list[Pair]
+    entries: list[Entry]
+    sha256: str
 
 
 @contextmanager
@@ -105,11 +191,6 @@ def placed(folder: Path, path: Path) -> str:
     return str(other.relative_to(own)) if other.is_relative_to(own) else str(other)
 
 
-def place_in(folder: Path, path: str) -> Path:
-    """The path that a manifest in `folder` means."""
-    return folder / path
-
-
 def _is_held(folder: Path) -> bool:
     """Tells whether a sweep writes into `folder`; one that begins meanwhile is not turned away."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -124,3 +205,160 @@ def _is_held(folder: Path) -> bool:
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, dict) and entry.keys() == Entry.__annotations__.keys()
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """Models to be measured against one base.
+
+    - `models`: as the user named them: models, patterns, finished runs' folders.
+    - `pairs`: a request for each text and protocol, whose model is put in; the `reference` of each is
+      the base, a kept reference or a file of logits.
+    - `output`: the folder that all goes to.
+    """
+
+    models: tuple[str, ...]
+    pairs: tuple[Request, ...]
+    output: Path
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One entry that has ended: with its run, with the error that it names, or left out.
+
+    - `under`: its text and protocol, where there are several.
+    """
+
+    entry: Entry
+    under: str
+    number: int
+    count: int
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a sweep: its manifest, and the runs of its entries, None where there is none."""
+
+    folder: Path
+    manifest: Manifest
+    results: list[Result | None]
+
+    @property
+    def failed(self) -> int:
+        return sum(entry["status"] == "failed" for entry in self.manifest["entries"])
+
+
+Tell = Callable[[Ended], None]
+
+
+class Board:
+    """The entries of a sweep, model by model, and what became of each; `tell` gets those that end."""
+
+    def __init__(self, request: SweepRequest, models: Sequence[str], tell: Tell):
+        self._folder, self._tell = request.output, tell
+        earlier = read_manifest(request.output)
+        self._earlier = [] if earlier is None else earlier["entries"]
+        self.models, self._pairs = list(models), len(request.pairs)
+        self._under = titles(request.pairs)
+        self._results: dict[int, Result | None] = {}
+        first = request.pairs[0]
+        self.manifest: Manifest = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "created": now() if earlier is None else earlier["created"],
+            "updated": now(),
+            "command": list(request.command),
+            "base": str(first.reference),
+            "revision": first.reference_revision,
+            "models": list(request.models),
+            "pairs": [_pair(pair) for pair in request.pairs],
+            "entries": [_entry(m, p) for m in models for p in range(len(request.pairs))],
+            "sha256": "",
+        }
+
+    def write(self) -> None:
+        self.manifest["updated"] = now()
+        write_manifest(self._folder, self.manifest)
+
+    def reference(self, pair: int, path: Path) -> None:
+        """Notes where the base of a pair is."""
+        self.manifest["pairs"][pair]["reference"] = placed(self._folder, path)
+        self.write()
+
+    def earlier(self, asked: str) -> Path | None:
+        """The folder of the run that an earlier call made of the same, if it is there."""
+        for entry in self._earlier:
+            if (
+                entry["asked"] == asked
+                and entry["status"] == "done"
+                and entry["folder"] is not None
+            ):
+                return self._folder / entry["folder"]
+        return None
+
+    def begin(self, model: int, pair: int) -> None:
+        self._entry(model, pair)["status"] = "running"
+        self.write()
+
+    def done(self, model: int, pair: int, result: Result, asked: str | None = None) -> None:
+        folder = placed(self._folder, result.folder)
+        self._end(model, pair, result, {"status": "done", "folder": folder, "asked": asked})
+
+    def failed(self, model: int, pair: int, line: str) -> None:
+        self._end(model, pair, None, {"status": "failed", "error": line})
+
+    def leave_out(self, model: int, pair: int) -> None:
+        """Notes that a finished run is of another pair."""
+        self._end(model, pair, None, {"status": "left out"})
+
+    def outcome(self) -> Outcome:
+        count = len(self.manifest["entries"])
+        return Outcome(self._folder, self.manifest, [self._results[i] for i in range(count)])
+
+    def _entry(self, model: int, pair: int) -> Entry:
+        return self.manifest["entries"][model * self._pairs + pair]
+
+    def _end(
+        self, model: int, pair: int, result: Result | None, change: Mapping[str, str | None]
+    ) -> None:
+        entry, index = self._entry(model, pair), model * self._pairs + pair
+        if index in self._results:
+            return
+        entry.update(change)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        self._results[index] = result
+        self.write()
+        under = self._under[pair] if self._pairs > 1 else ""
+        count = len(self.manifest["entries"])
+        self._tell(Ended(entry, under, len(self._results), count, result))
+
+
+def titles(pairs: Sequence[Request]) -> list[str]:
+    """Text and protocol of each pair; of texts with one name, where they are from."""
+    named = [(pair.corpus.name, pair.protocol.name) for pair in pairs]
+    return [
+        f"{name if named.count((name, protocol)) == 1 else pair.corpus.source}, {protocol}"
+        for pair, (name, protocol) in zip(pairs, named, strict=True)
+    ]
+
+
+def _pair(request: Request) -> Pair:
+    protocol = request.protocol
+    return {
+        "corpus": request.corpus.name,
+        "protocol": protocol.name,
+        "protocol_sha256": protocol.sha256,
+        "reference": None,
+    }
+
+
+def _entry(model: str, pair: int) -> Entry:
+    return {
+        "model": model,
+        "pair": pair,
+        "status": "waiting",
+        "folder": None,
+        "error": None,
+        "asked": None,
+    }

@@ -1,34 +1,37 @@
-"""One model of a sweep under all texts and protocols, with one engine."""
+"""One model of a sweep under all texts and protocols, with one engine, which it leaves nothing of."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Engine, Options
+from scoremode.engines.base import Engine, Extras, Options, Progress, Schedule
 from scoremode.errors import EngineError, RunFolderError, line_of
+from scoremode.lib import fallback
 from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
+from scoremode.reference.keeper import HeadTensors
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.sections import versions
+from scoremode.results.scores import Scores
 from scoremode.runs.baselines import Baseline
-from scoremode.runs.context import RunContext
+from scoremode.runs.context import RunContext, engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
-from scoremode.runs.scoring import engine_factory
-from scoremode.runs.sweep.ahead import Opened, Prepared
 from scoremode.runs.sweep.bases import Bases, folder_of_base, head_of, options_of
-from scoremode.runs.sweep.board import Board
-from scoremode.runs.sweep.engines import LentEngine, free_device
+from scoremode.runs.sweep.manifest import Board
+from scoremode.runs.sweep.prefetch import Opened, Prepared
 from scoremode.startup.clock import StageClock
-from scoremode.startup.imports import libraries
+from scoremode.startup.warmup import libraries
+from scoremode.text.plan import Plan
 
-__all__ = ["ModelRuns", "Stage"]
+__all__ = ["LentEngine", "ModelRuns", "Stage", "free_device"]
 
 Finish = Callable[[], Result]
 
@@ -47,6 +50,74 @@ class Stage:
 
     def tell(self, stage: str, _: str) -> None:
         self.begin(stage, self.name)
+
+
+class LentEngine:
+    """An engine as one run has it: what it counts begins with the run, and `end` lets go of it.
+
+    After that it still describes itself, for the run's record.
+    """
+
+    def __init__(self, engine: Engine, *, is_new: bool):
+        self._engine: Engine | None = engine
+        self.vocabulary = engine.vocabulary
+        self._identity = engine.identity()
+        before = {} if is_new else engine.describe()
+        self._tokens, self._seconds = before.get("tokens", 0), before.get("seconds", {})
+        self._described: dict[str, Any] | None = None
+
+    @property
+    def _lent(self) -> Engine:
+        assert self._engine is not None, "an engine is used that was given back"
+        return self._engine
+
+    def schedule(self, plan: Plan) -> Schedule:
+        return self._lent.schedule(plan)
+
+    def score(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int = 0,
+        progress: Progress | None = None,
+        extras: Extras | None = None,
+    ) -> Iterator[Scores]:
+        return self._lent.score(plan, schedule, first_pass, progress, extras)
+
+    def head_tensors(self) -> HeadTensors:
+        return self._lent.head_tensors()
+
+    def identity(self) -> dict[str, Any]:
+        return self._identity
+
+    def describe(self) -> dict[str, Any]:
+        if self._described is not None:
+            return self._described
+        found = self._lent.describe()
+        seconds = {k: s - self._seconds.get(k, 0.0) for k, s in found["seconds"].items()}
+        return {**found, "tokens": found["tokens"] - self._tokens, "seconds": seconds}
+
+    def end(self) -> None:
+        """Lets go of the engine."""
+        if self._engine is not None:
+            self._described, self._engine = self.describe(), None
+
+    def close(self) -> None:
+        """Does nothing: whoever lends the engine closes it."""
+
+
+def free_device() -> None:
+    """Gives a GPU's memory back that nothing holds any more, and begins what is counted of it, and of
+    its kernels, anew: both are the process's, and a record is of one model."""
+    import torch
+
+    # A model's modules and hooks refer to each other in circles.
+    gc.collect()
+    fallback.forget()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 class ModelRuns:

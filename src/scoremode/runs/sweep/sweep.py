@@ -5,31 +5,35 @@ system's cache; when its scores are there its engine is closed, and what follows
 computed while the next model does. So a GPU holds one model at a time, and waits for little.
 """
 
-from collections.abc import Callable
+import glob
+import os
+import re
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.gguf.hub import gguf_names, named_gguf
 from scoremode.engines.base import Options
-from scoremode.errors import ScoremodeError, UsageError, line_of
+from scoremode.errors import CheckpointError, ScoremodeError, UsageError, line_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import drop_beginnings
 from scoremode.runs.baselines import is_logits_file
+from scoremode.runs.measure import measure_apart
+from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
-from scoremode.runs.sweep.ahead import Prepared
-from scoremode.runs.sweep.apart import capture_apart, measure_apart
-from scoremode.runs.sweep.bases import Bases, check_against
-from scoremode.runs.sweep.board import Board
-from scoremode.runs.sweep.manifest import held
+from scoremode.runs.sweep.bases import Bases, check_against, folder_of_base
+from scoremode.runs.sweep.manifest import Board, Outcome, SweepRequest, Tell, held
 from scoremode.runs.sweep.model import ModelRuns, Stage
-from scoremode.runs.sweep.models import all_models, is_finished_run
-from scoremode.runs.sweep.request import Outcome, SweepRequest, Tell
-from scoremode.startup.imports import libraries
-from scoremode.startup.installation import check_installation
+from scoremode.runs.sweep.prefetch import Prepared
+from scoremode.startup.warmup import check_installation, libraries
 
-__all__ = ["run_sweep"]
+__all__ = ["all_models", "capture_apart", "run_sweep"]
+
+_PATTERN = re.compile(r"[*?[]")
 
 
 def run_sweep(
@@ -81,9 +85,7 @@ def _sweep(request: SweepRequest, board: Board, stage: Stage) -> None:
     """Runs the base where it is a model, then every model, then takes the runs that were done."""
     pairs = [replace(pair, output=request.output, resume="if-there") for pair in request.pairs]
     base = Path(str(pairs[0].reference))
-    jobs: list[int | None] = [
-        i for i, model in enumerate(board.models) if not is_finished_run(model)
-    ]
+    jobs: list[int | None] = [i for i, model in enumerate(board.models) if not is_run(Path(model))]
     if not (is_run(base) or is_logits_file(base)):
         options = _options_of_base(pairs[0], [board.models[i] for i in jobs if i is not None])
         of_base = [_capture(pair, options) for pair in pairs]
@@ -96,7 +98,7 @@ def _sweep(request: SweepRequest, board: Board, stage: Stage) -> None:
     work = _in_one_process if pairs[0].options.runs_beside else _apart
     work(jobs, pairs, of_base, board, stage)
     for i, model in enumerate(board.models):
-        if is_finished_run(model):
+        if is_run(Path(model)):
             _take(board, i, Path(model), pairs)
 
 
@@ -140,7 +142,46 @@ def _apart(
         if job is None:
             _put_in(pairs, capture_apart(requests, named), board)
         else:
-            measure_apart(requests, board, job, named)
+            _measure_each(requests, board, job, named)
+
+
+def capture_apart(requests: Sequence[Request], stage: Stage) -> list[Path]:
+    """The folders of the base's references, one for each of its requests. Raises ScoremodeError."""
+    folders = []
+    for request in requests:
+        checkpoint = open_checkpoint(
+            request.model, request.revision, code=request.options.trust_remote_code
+        )
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            revision=request.revision,
+        )
+        output = folder_of_base(request.output, checkpoint, planned, request)
+        folders.append(_measured("the base", replace(request, output=output), stage).folder)
+    return folders
+
+
+def _measure_each(requests: Sequence[Request], board: Board, job: int, stage: Stage) -> None:
+    """Runs one model under each pair; what fails is noted."""
+    for number, request in enumerate(requests):
+        board.begin(job, number)
+        try:
+            result = _measured(request.model, request, stage)
+        # Not hidden: the entry has the line.
+        except Exception as error:  # noqa: BLE001
+            board.failed(job, number, line_of(error))
+        else:
+            board.done(job, number, result)
+
+
+def _measured(label: str, request: Request, stage: Stage) -> Result:
+    def show(name: str, _: str) -> None:
+        stage.begin(name, stage.name)
+
+    return measure_apart(label, request, show, stage.notify, stage.progress)
 
 
 def _requests(
@@ -229,3 +270,48 @@ def _take(board: Board, model: int, folder: Path, pairs: list[Request]) -> None:
     else:
         for number in range(len(pairs)):
             board.leave_out(model, number)
+
+
+def all_models(names: Sequence[str], revision: str | None = None) -> list[str]:
+    """Every model that is meant, in the order of `names`, those of a pattern by their names.
+
+    `hub/repo:*.gguf` stands for a repository's GGUF files, `folder/*.gguf` for a folder's, `folder/*`
+    for all models in it. Of a split file only the first part counts, and what is beside models (mmproj,
+    imatrix) not at all.
+
+    Raises CheckpointError for a pattern that nothing fits, UsageError for a model that is named twice.
+    """
+    found: list[str] = []
+    for name in names:
+        is_pattern = _PATTERN.search(name) and not os.path.exists(name)  # noqa: PTH110
+        found += _fitting(name, revision) if is_pattern else [name]
+    seen: dict[str, str] = {}
+    for name in found:
+        place = os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110
+        if place in seen:
+            raise UsageError(f"the same model twice: {seen[place]} and {name}")
+        seen[place] = name
+    return found
+
+
+def _fitting(pattern: str, revision: str | None) -> list[str]:
+    if (hub := named_gguf(pattern)) is not None:
+        repo, wanted = hub
+        names = [
+            f"{repo}:{name}"
+            for name in gguf_names(repo, revision)
+            if fnmatchcase(name, wanted) or fnmatchcase(PurePosixPath(name).name, wanted)
+        ]
+    else:
+        names = list(_models_here(sorted(glob.glob(pattern))))  # noqa: PTH207  a pattern may be absolute
+    if not names:
+        raise CheckpointError(f"{pattern}: no model fits this pattern")
+    return names
+
+
+def _models_here(paths: Sequence[str]) -> list[str]:
+    from scoremode.checkpoint.gguf.place import model_files
+
+    folders = [path for path in paths if os.path.isdir(path)]  # noqa: PTH112
+    files = [path for path in paths if path.lower().endswith(".gguf") and path not in folders]
+    return sorted([*folders, *model_files(files)])

@@ -18,7 +18,7 @@ from scoremode.engines.torch.ranks.connection import Peer
 from scoremode.engines.torch.ranks.lifeline import Lifelines
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.errors import CheckpointError, EngineError, UsageError
-from scoremode.runs.identity import agree
+from scoremode.runs.context import agree
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])

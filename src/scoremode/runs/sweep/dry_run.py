@@ -1,30 +1,33 @@
-"""What a sweep would do: which runs, from where, how many bytes, how long; nothing is run.
+"""A sweep's dry run: which runs it would make, from where, how many bytes, how long; nothing is run.
 
 Headers are read and texts are planned for models that lie here, in a folder or the hub's cache; of the
 others the hub is asked for their sizes. Weights are not hashed, so a run counts as done by its headers,
 and by the options that are given.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.hub import named_gguf
-from scoremode.errors import ScoremodeError, line_of
+from scoremode.checkpoint.gguf.place import choose
+from scoremode.checkpoint.gguf.split import parts_of
+from scoremode.errors import CheckpointError, ScoremodeError, line_of, words_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
-from scoremode.runs.sweep.board import titles
-from scoremode.runs.sweep.hub_sizes import cached_only, hub_bytes
-from scoremode.runs.sweep.models import all_models, is_finished_run
-from scoremode.runs.sweep.request import SweepRequest
+from scoremode.runs.sweep.manifest import SweepRequest, titles
+from scoremode.runs.sweep.sweep import all_models
 from scoremode.schemes.summary import summarize
+from scoremode.text.hub_client import asked
 
-__all__ = ["foresee"]
+__all__ = ["cached_only", "foresee", "hub_bytes"]
 
 
 def foresee(request: SweepRequest) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _rows(
     row: dict[str, Any] = {"model": model, "is_base": is_base, "source": "here", "bytes": None}
     row |= {"state": "to run", "download": None, "seconds": None, "error": None}
     pairs = range(len(request.pairs))
-    if not is_base and is_finished_run(model):
+    if not is_base and is_run(Path(model)):
         return [row | {"pair": pair, "state": "done", "source": "run"} for pair in pairs]
     is_here = Path(model).exists()
     try:
@@ -193,3 +196,36 @@ def _seconds(tokens: int, records: list[dict[str, Any]], *, is_base: bool) -> fl
         if record.get("status") == "done" and kind and fed and total:
             rates.append(total / fed)
     return tokens * sum(rates) / len(rates) if rates else None
+
+
+@contextmanager
+def cached_only(wanted: bool = True) -> Iterator[None]:
+    """Has the hub's client fetch nothing in the block, if that is wanted: its cache alone answers."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or wanted
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def hub_bytes(model: str, revision: str | None) -> int:
+    """Bytes of the weight files that a run would fetch. Raises CheckpointError."""
+    from huggingface_hub import HfApi
+
+    repo, wanted = named_gguf(model) or (model, None)
+    try:
+        info = asked(partial(HfApi().model_info, repo, revision=revision, files_metadata=True))
+    except OSError as error:
+        raise CheckpointError(
+            f"{repo}: not to be had from the hub ({words_of(error, named=False)})"
+        ) from None
+    sizes = {s.rfilename: s.size or 0 for s in info.siblings or ()}
+    tensors = [name for name in sizes if name.endswith(".safetensors") and "/" not in name]
+    if wanted is None and tensors:
+        return sum(sizes[name] for name in tensors)
+    first = choose(repo, sizes, wanted)
+    folder, slash, name = first.rpartition("/")
+    return sum(sizes.get(f"{folder}{slash}{part}", 0) for part in parts_of(name))

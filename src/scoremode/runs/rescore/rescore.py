@@ -2,42 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.base import Engine, Extras, Options
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Extras, Options
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.lib.processes import run_apart
 from scoremode.results.scores import Scores, concatenate
+from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
-from scoremode.startup.imports import libraries
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.ranks.messages import Ranks
+    pass
 
-__all__ = ["EngineFactory", "EngineRun", "Job", "engine_factory", "score_apart"]
-
-EngineFactory = Callable[[Checkpoint, int | None], Engine]
-
-
-def engine_factory(
-    options: Options,
-    planned: PlannedText,
-    notify: Callable[[str], None],
-    ranks: "Ranks | None" = None,
-) -> EngineFactory:
-    """Makes the engine of `options`, as one of `ranks` where there are some.
-
-    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
-    """
-    libraries.wait()
-    for name in options.modules:
-        import_module(name)
-    return lambda checkpoint, vocabulary: options.make(
-        checkpoint, vocabulary, planned.plan, notify, ranks
-    )
+__all__ = ["EngineRun", "Job", "score_apart"]
 
 
 @dataclass(frozen=True)

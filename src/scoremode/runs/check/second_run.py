@@ -21,9 +21,9 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores, check, concatenate
-from scoremode.runs.check.drawn import Drawn
 from scoremode.runs.check.sources import Sources, Unreachable
-from scoremode.runs.mixtures import reopened
+from scoremode.runs.models import reopened
+from scoremode.runs.rescore.sampling import Drawn
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from scoremode.results.audit.findings import FOLLOWING, Findings
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, Difference, difference, judge, logits_of
-from scoremode.runs.check.again import Again, differing_conditions, differing_options
-from scoremode.runs.check.drawn import rows_of
+from scoremode.runs.check.second_run import Again, differing_conditions, differing_options
+from scoremode.runs.rescore.sampling import rows_of
 
 __all__ = ["compare_again"]
 

@@ -23,9 +23,10 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.results.statistics.places import CONVERSATION
+from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
-from scoremode.runs.scoring import Job, engine_factory, score_apart
+from scoremode.runs.rescore.rescore import Job, score_apart
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks

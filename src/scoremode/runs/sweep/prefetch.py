@@ -11,8 +11,8 @@ from pathlib import Path
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
-from scoremode.runs.finishing import check_texts
-from scoremode.runs.measure import check_engine, check_quantization
+from scoremode.runs.finalize import check_texts
+from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.runs.request import Request
 

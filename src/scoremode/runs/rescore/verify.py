@@ -36,12 +36,12 @@ from scoremode.results.statistics.agreement import (
 )
 from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.results.statistics.places import Places
-from scoremode.runs.measure import check_engine, check_quantization
+from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress
-from scoremode.runs.scoring import EngineRun, Job, score_apart
+from scoremode.runs.rescore.rescore import EngineRun, Job, score_apart
 from scoremode.startup.clock import Tell
-from scoremode.startup.installation import check_installation
+from scoremode.startup.warmup import check_installation
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol

@@ -1,4 +1,7 @@
-"""Machines of a run: their files against those of the first rank's, and the folder they all write to.
+"""The ranks but the first: the same preparation, then their share of every pass.
+
+They open the same files and cut the same plan beside the first rank, prove that to it, and from then on
+do what it tells them. They write nothing and show nothing.
 
 Every machine reads its own files, under the paths of its own command line. One rank of each hashes
 them while it scores, and the first one compares: a part on disk never comes from weights that the
@@ -13,16 +16,62 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode import errors
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.ranks.commands import LookFor
+from scoremode.engines.base import Extras
+from scoremode.engines.torch.ranks.commands import End, LookFor, ScoreVariant
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError
 from scoremode.lib.files import read_regular
 from scoremode.lib.tasks import Task
+from scoremode.runs.context import EngineFactory, RunContext, identity_of
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["check_nodes", "check_shared", "look_for", "tell_files"]
+__all__ = ["check_nodes", "check_shared", "follow_plan", "look_for", "tell_files"]
+
+
+def follow_plan(
+    request: Request,
+    checkpoint: Checkpoint,
+    planned: PlannedText,
+    make_engine: EngineFactory,
+    baseline: "Baseline | None",
+) -> None:
+    """`run_plan` on another rank than the first: returns when that one needs nothing more."""
+    ranks, engine = request.ranks, make_engine(checkpoint, planned.vocabulary)
+    assert ranks is not None
+    ranks.agree(identity_of(RunContext(request, checkpoint, planned, engine, baseline)))
+
+    def check() -> None:
+        checkpoint.check_unchanged()
+        if baseline is not None and baseline.checkpoint is not None:
+            baseline.checkpoint.check_unchanged()
+
+    ranks.check = check
+    tell_files(ranks, checkpoint, baseline)
+    floor = None
+    if request.noise_floor is not None and baseline is not None:
+        from scoremode.runs.rescore.noise import NoiseFloor
+
+        floor = NoiseFloor(request.noise_floor, baseline, planned, request.options, ranks)
+    plan = planned.plan
+    while not isinstance(command := ranks.command(), End):
+        if isinstance(command, ScoreVariant):
+            assert floor is not None
+            floor.follow(command.index)
+            continue
+        if isinstance(command, LookFor):
+            look_for(ranks, command)
+            continue
+        schedule, part = command.schedule, plan
+        if command.windows < len(plan):
+            part = plan.first_windows(command.windows)
+        reference = None if baseline is None else baseline.reference(part, schedule, None)
+        extras = Extras(reference, request.full)
+        list(engine.score(part, schedule, command.first_pass, extras=extras))
+
 
 # Seconds until a file that one machine has made is seen by another: what systems keep of a folder.
 _SEEN = 10.0

@@ -1,37 +1,35 @@
-"""A request's model: its checkpoint, with the modules that the user takes from others."""
+"""A request's model: a checkpoint, a mixture with modules of others, or a module in memory."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.virtual import Mixture
-from scoremode.errors import CheckpointError, UsageError
+from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
+from scoremode.engines.base import Options
+from scoremode.engines.torch.live.options import LiveOptions
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import CheckpointError, EngineError, UsageError
+from scoremode.runs.request import Request, Swap
 
-__all__ = ["Swap", "mixture_section", "opened", "reopened", "swaps_of"]
+if TYPE_CHECKING:
+    from torch import nn
 
-
-@dataclass(frozen=True)
-class Swap:
-    """Modules to be taken from another checkpoint.
-
-    - `pattern`: as `schemes.mixing.modules_named` reads it.
-    - `source`: a folder, a GGUF file or a hub id, `revision` of the last.
-    - `is_base`: whether it is the base that the run is compared with.
-    - `fingerprint`: what it must have, or None.
-    """
-
-    pattern: str
-    source: str
-    revision: str | None = None
-    is_base: bool = False
-    fingerprint: str | None = None
-
-    @property
-    def flag(self) -> str:
-        return "--keep-dense" if self.is_base else "--swap"
+__all__ = [
+    "InMemory",
+    "check_engine",
+    "check_quantization",
+    "in_memory",
+    "mixture_section",
+    "opened",
+    "opened_model",
+    "reopened",
+    "swaps_of",
+]
 
 
 def swaps_of(
@@ -63,6 +61,17 @@ def _swap(words: str) -> Swap:
         )
     at = here[0] if here else places[-1]
     return Swap(words[:at], words[at + 1 :])
+
+
+def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    """The request's checkpoint, or mixture, which its engine reads. Raises ScoremodeError."""
+    if isinstance(request.options, LiveOptions):
+        return request.options.checkpoint
+    code = request.options.trust_remote_code
+    checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
+    check_engine(request.options, checkpoint)
+    check_quantization(request.quantization, checkpoint)
+    return checkpoint
 
 
 def opened(
@@ -104,6 +113,30 @@ def opened(
                 "the rest"
             )
     return mixture
+
+
+def check_engine(options: Options, checkpoint: Checkpoint) -> None:
+    """Raises EngineError where the engine of `options` reads no file such as the checkpoint's."""
+    if isinstance(checkpoint, Mixture) and not options.mixes:
+        take = checkpoint.taken[0]
+        flag = "--keep-dense" if take.is_base else "--swap"
+        raise EngineError(
+            f"{flag} {take.pattern}: vLLM loads a checkpoint as it was written: use --engine torch"
+        )
+    if not (checkpoint.is_folder or options.reads_gguf):
+        raise EngineError(
+            f"{checkpoint.source}: is a GGUF file, which vLLM is not given here: use --engine torch"
+        )
+
+
+def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
+    """Raises UsageError where the user states another quantization method than the config does."""
+    config = checkpoint.quantization
+    method = config.get("quant_method", "compressed-tensors") if config else None
+    if stated is not None and stated != method:
+        raise UsageError(
+            f"--quantization {stated}: {checkpoint.source} is {method or 'not quantized'}"
+        )
 
 
 def reopened(
@@ -148,3 +181,45 @@ def _base_of(
             f"{pattern}=BASE names the base's checkpoint"
         )
     return reference, revision, None
+
+
+class InMemory:
+    """A module in memory with places for what a request names by a path: `model`, a folder with its
+    config, and `tokenizer`."""
+
+    def __init__(self, checkpoint: ModuleInMemory, tokenizer: str):
+        self._checkpoint, self.tokenizer = checkpoint, tokenizer
+
+    @property
+    def model(self) -> str:
+        return str(self._checkpoint.path)
+
+    def request(self, asked: Request) -> Request:
+        """The same request, of the module. Raises UsageError."""
+        assert isinstance(asked.options, TorchOptions)
+        if asked.noise_floor is not None:
+            raise UsageError("noise_floor: runs a base from its files, and takes a model's folder")
+        return replace(asked, options=LiveOptions(self._checkpoint, asked.options))
+
+
+@contextmanager
+def in_memory(module: "nn.Module", tokenizer: Any) -> Iterator[InMemory]:
+    """A module as it is asked for in a block.
+
+    `tokenizer`: a folder or hub id, or a tokenizer of transformers' that can be saved. Raises
+    UsageError, CheckpointError.
+    """
+    with tempfile.TemporaryDirectory(prefix="scoremode-") as home:
+        folder = Path(home) / type(module).__name__
+        folder.mkdir()
+        checkpoint = ModuleInMemory.of(module, folder)
+        if tokenizer is None:
+            raise UsageError(
+                f"{checkpoint.source}: has no tokenizer: give tokenizer=, a folder, a hub id or a "
+                "tokenizer of transformers'"
+            )
+        if hasattr(tokenizer, "save_pretrained"):
+            saved = Path(home) / "tokenizer"
+            tokenizer.save_pretrained(saved)
+            tokenizer = saved
+        yield InMemory(checkpoint, str(tokenizer))

@@ -1,0 +1,1 @@
+"""Second runs: some windows scored again under other options, and compared with the first scores."""
