@@ -18,7 +18,7 @@ RELEASE_CHECK = .venv-release/bin/python tools/release_check.py
 # The tests start hundreds of processes, each of which would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help targets setup environments demo demo-real test test-all test-nodes test-real test-real-quick published-all
+.PHONY: help targets setup environments demo demo-real test test-all test-times test-nodes test-real test-real-quick published-all
 .PHONY: fuzz torture test-browser test-tasks test-llmcompressor golden test-llama-cpp test-vllm test-vllm-all docs lint
 .PHONY: clean test-lowest test-newest release-check release-files release-smoke release-resolved lint-release
 
@@ -88,6 +88,10 @@ test: $(READY)
 #: test-all            the quick and the slow tests, as in CI; SCOREMODE_DATA=DIR adds those of real data
 test-all: $(READY)
 	$(PARALLEL) -m 'not large' --ignore tests/real --ignore tests/browser
+
+#: test-times          all of them, and writes tests/slow.txt, which says what is no quick test, from what each took
+test-times: $(READY)
+	$(PARALLEL) -m 'not large' --ignore tests/real --ignore tests/browser --write-slow
 
 # Any Chromium that is on the PATH, or Debian's package, which root can install; without one they are skipped.
 #: test-browser        the report's page in headless Chromium; SCOREMODE_SHOTS=DIR keeps screenshots

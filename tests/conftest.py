@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick import Quick
 
 from scoremode.engines.torch.device import fix_rounding
-
-# Seconds of CPU after which a quick test is none. The slow ones are marked from two on, on one machine.
-QUICK = 10.0
 
 # Compiled once, by whoever imports a module first: the tests start hundreds of processes.
 sys.dont_write_bytecode = False
@@ -42,21 +40,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def cpu_seconds() -> float:
-    """Of this process, and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-slow", action="store_true", help="write slow.txt from this run")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Keeps `make test` quick: there a test fails that takes long and isn't marked `slow`."""
-    begin = cpu_seconds()
-    yield
-    if "not slow" in item.config.option.markexpr and (seconds := cpu_seconds() - begin) > QUICK:
-        pytest.fail(
-            f"{seconds:.0f} seconds of CPU: make it cheaper, or mark it slow", pytrace=False
-        )
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Quick(config))
 
 
 @pytest.fixture(autouse=True, scope="session")
