@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.compressed_tensors_weights import (
     FloatQuantized,

@@ -20,7 +20,7 @@ from support.gguf_files import (
 )
 from support.gguf_golden import make_pair, with_types
 
-from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.checkpoint.gguf.header import TYPES
 
 _TOKENS = {
     "tokenizer.ggml.model": "gpt2",

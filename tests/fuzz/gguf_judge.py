@@ -10,7 +10,7 @@ import torch
 from gguf.quants import dequantize
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.checkpoint.gguf.header import TYPES
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.fused_experts import Stacked
 from scoremode.schemes.resolve import Schemes

@@ -58,7 +58,7 @@ def wrong_bytes(monkeypatch) -> None:
 
 
 def wrong_name(monkeypatch) -> None:
-    from scoremode.checkpoint.gguf import opened
+    from scoremode.checkpoint.gguf import open as opened
 
     def swapped(header):
         names = describe(header).names

@@ -11,8 +11,8 @@ from typing import Any
 
 from scoremode.checkpoint.config import read_json
 from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.gguf.opened import gguf_metadata
-from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.names import is_gguf
+from scoremode.checkpoint.gguf.open import gguf_metadata
 from scoremode.errors import TokenizerError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.text.conversations.template import ChatTemplate

@@ -32,7 +32,6 @@ from scoremode.checkpoint.folder import (
     refuse_adapter,
     weight_files,
 )
-from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.safetensors_files import (
     SafetensorsFiles,
     TensorInfo,
@@ -46,8 +45,9 @@ from scoremode.lib.tasks import not_collecting
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "config_of", "open_checkpoint", "opened_config", "stamp"]
+    from scoremode.checkpoint.gguf.table import Layout
 
+__all__ = ["Checkpoint", "config_of", "open_checkpoint", "opened_config", "stamp"]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
@@ -74,7 +74,7 @@ class Checkpoint:
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     modelopt: Mapping[str, Any] | None = None
     quantized_by: tuple[str, Mapping[str, Any]] | None = None
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, "Layout"] = field(default_factory=dict)
     files: WeightFiles = field(default_factory=SafetensorsFiles, repr=False)
     # For each file, the block of bytes that was read last and where it began.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
@@ -219,7 +219,7 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     path, source = locate(model, revision, code=code)
     if path.is_file():
         # Beside it, since it makes a Checkpoint.
-        from scoremode.checkpoint.gguf.opened import open_gguf
+        from scoremode.checkpoint.gguf.open import open_gguf
 
         return open_gguf(path, source)
     return _open_folder(path, source)
@@ -232,7 +232,7 @@ def config_of(model: str, revision: str | None = None) -> Mapping[str, Any]:
     """
     path, _ = locate(model, revision, weights=False)
     if path.is_file():
-        from scoremode.checkpoint.gguf.opened import gguf_config
+        from scoremode.checkpoint.gguf.open import gguf_config
 
         return gguf_config(path)
     refuse_adapter(path)

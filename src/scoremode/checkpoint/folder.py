@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.config import read_json
-from scoremode.checkpoint.gguf.hub import download_gguf, has_gguf_alone, named_gguf
-from scoremode.checkpoint.gguf.place import is_gguf, only_gguf
+from scoremode.checkpoint.gguf.names import (
+    download_gguf,
+    has_gguf_alone,
+    is_gguf,
+    named_gguf,
+    only_gguf,
+)
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 from scoremode.text.hub_client import asked
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from scoremode.checkpoint.config import read_json
 from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.gguf.opened import gguf_metadata
-from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.names import is_gguf
+from scoremode.checkpoint.gguf.open import gguf_metadata
 from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
 from scoremode.errors import TokenizerError, words_of
 from scoremode.lib.files import MOST_JSON, check_regular

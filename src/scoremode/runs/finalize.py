@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.tokenizer import (
     checkpoint_tokenizer,
     compare_tokens,

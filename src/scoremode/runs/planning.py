@@ -17,7 +17,7 @@ from scoremode.checkpoint.chat_template import (
 from scoremode.checkpoint.config import language_config, longest_of, positions_of
 from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.text.conversations.corpus import Conversations

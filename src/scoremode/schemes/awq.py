@@ -3,6 +3,20 @@
 Which linears are quantized is told by their tensors: a config lists others by parts of their names, and
 leaves out heads.
 Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, and what the others name; transformers 5.23, `AwqConfig`.
+
+AutoAWQ's layout `gemv`: a row of words for each output, its zero points packed along its groups.
+
+The effective weight is (q - z) · s, rounded in float16, as its kernel for more than eight tokens has
+it; the other one multiplies in float32.
+Source: AutoAWQ 0.2.9, `WQLinear_GEMV`; its kernels' `gemmv2_forward_4bit_cuda_m128n64k32`.
+
+AutoAWQ's layout `gemv_fast`, llm-awq's own: words of 16 bits, four outputs' side by side.
+
+The effective weight is q · s + z in float16, rounded once, as its kernels have it: zero points are
+stored times the scale and negated. Here it is a product and a sum in float32, both exact where a zero
+point is a code's multiple of the scale.
+Source: AutoAWQ 0.2.9, `WQLinear_GEMVFast`, `pack_intweight`; its kernels' `dequantize_s4_to_fp16x2` and
+`__hfma2` after it.
 """
 
 from collections.abc import Mapping

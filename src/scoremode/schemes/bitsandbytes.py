@@ -1,4 +1,17 @@
-"""The quantized modules of a checkpoint of bitsandbytes, and their Schemes."""
+"""The quantized modules of a checkpoint of bitsandbytes, and their Schemes.
+
+`quantization_config` of bitsandbytes, as transformers writes it.
+
+What a weight is its tensors say, and those of 4 bits have a record of their own beside them; the
+config tells 4 bits from 8, what LLM.int8 does with inputs, and which linears are not quantized.
+Source: transformers 5.23, `BitsAndBytesConfig`.
+
+What a linear would be stored as, by a `quantization_config` of bitsandbytes alone.
+
+Blocks are taken for 64 wide, the default that transformers leaves. The model's head stays dense where
+no list says what does.
+Source: transformers 5.23, `Bnb4BitHfQuantizer`, `get_modules_to_not_convert`.
+"""
 
 import json
 import math

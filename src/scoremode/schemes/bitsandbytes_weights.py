@@ -6,6 +6,16 @@ inputs too, a token's to int8 by its largest magnitude, but for columns that hol
 token of a window (`schemes.activations.outliers`): these are multiplied as they are with the effective
 weight's columns, in the compute dtype, and added to the rounded product of the codes.
 Source: bitsandbytes 0.50, `int8_vectorwise_dequant`, `MatMul8bitLt`, `int8_mixed_scaled_mm`.
+
+Weights of 4 bits as bitsandbytes stores them: indices into a table of 16, under the largest
+magnitude of a block.
+
+A weight [O, I] is one run of codes, two in a byte, the first in the high nibble; a block is a run
+of `blocksize` of them, wherever a row ends. The effective weight is table[code] · absmax in
+float32, rounded to the dtype that the weight had before it was quantized. With double quantization
+absmax is itself a table's value times the largest magnitude of a block of them, plus an offset, in
+float32.
+Source: bitsandbytes 0.50, `dequantize_4bit` and `dequantize_blockwise` on a CPU.
 """
 
 import math

@@ -5,6 +5,31 @@ a row's words from the lowest bits. Zero points are packed the same way along th
 except one per tensor, which is stored plain. Up to release 0.17 a word holds `32 // bits` values and
 its top bits are padding; since 0.18 values run on over words. For 3, 5, 6 and 7 bits that differs, and
 the width of what is stored tells which it is; where both widths coincide, the config's `version` does.
+
+int-quantized, float-quantized and naive-quantized: one int8 or float8 an element, with scales.
+
+- Integers of 2 to 8 bits, one in each int8. compressed-tensors stores them where inputs are quantized
+  too (W8A8, W4A8, W4AFP8), and older releases for any integer weights. Zero points are int8 of the
+  scales' shape, not packed.
+- Floats of 8 bits (e4m3) with scales a tensor, a row, a group or a block.
+- naive-quantized is what the library falls back to: either of them, by the type of the weights.
+
+nvfp4-pack-quantized: e2m1 pairs in bytes under float8 scales of 16, under one global scale.
+
+The first element of a pair is in the low nibble. The stored global scale divides: a weight is
+e2m1 · (scale / global), the quotient and the product in float32, rounded to bfloat16 once, as
+compressed-tensors decompresses it. An element times its float8 scale has at most 6 significant bits, so
+it is exact in bfloat16, and the global scale is left for the product's epilogue.
+Source: compressed-tensors' NVFP4PackedCompressor.
+
+mxfp4-pack-quantized, mxfp6-pack-quantized, mxfp8-quantized: small floats under powers of two.
+
+OCP Microscaling: groups of 32 elements, e2m1, e2m3 or e4m3, share a scale 2^(code - 127), one byte
+(E8M0). Elements and scales are exact in bfloat16 and so is their product, but for the smallest of its
+subnormals, where it is rounded to bfloat16 as compressed-tensors rounds it. Two e2m1 share a byte, the
+first in the low nibble; four e2m3 share three bytes, the first in the lowest bits.
+Source: compressed-tensors' MXFP4PackedCompressor, MXFP6PackedCompressor, MXFP8QuantizationCompressor;
+OCP Microscaling Formats 1.0.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,33 @@
 """The quantized modules of a checkpoint of ExLlamaV3, and their Schemes.
 
 Heads are quantized as other linears are, and apart from an embedding that they are tied to, which stays
-dense; experts are linears of their own, and so are the parts of linears that a model has as one."""
+dense; experts are linears of their own, and so are the parts of linears that a model has as one.
+
+`quantization_config` of ExLlamaV3 (`quant_method: exl3`).
+
+Its `bits` are an average over all linears, which one has how many its tensors tell, and so do they tell
+the codebook: what it says of calibration, output scales and `tensor_storage` changes no weight.
+Source: exllamav3 1.4.1, `conversion/compile.py`.
+
+Weights as EXL3 stores them: trellis codes between two rotations.
+
+The effective weight [O, I] is suh[i] · svh[o] times what Hadamard's matrix of 128, scaled to be
+orthogonal, makes of each 128 × 128 block of the inner weight from both sides. It is float32 in one
+order, whatever computes it: additions and subtractions of what lies 1, 2, 4, … 64 apart, along the
+inputs and then along the outputs, and one product with suh · svh / 128, which is exact. The library has
+the same inner weight and no one way from there: it rotates inputs and outputs in halves, or rounds the
+weight to halves after each side.
+Source: exllamav3 1.4.1, `LinearEXL3.get_weight_tensor`, `hadamard_inner.cuh`.
+
+Trellis codes of EXL3: the inner weight, whose values are those of a procedural codebook.
+
+A tile of 16 inputs × 16 outputs is one ring of 256 · K bits. The value at place t is the codebook's for
+the 16 bits that end with bit (t + 1) · K, so that neighbours share 16 − K bits of their codes. Bits are
+counted from the highest of each 32-bit word on; places are in the order in which a tensor core's
+fragment has them, a permutation of the bits of t: from the lowest one they are input 0 and 3, output 3,
+input 1 and 2, output 0, 1 and 2.
+Source: exllamav3 1.4.1, `exllamav3_ext/quant/{codebook,exl3_dq}.cuh`, `reconstruct.cu`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

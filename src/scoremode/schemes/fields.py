@@ -2,6 +2,9 @@
 
 JSON has no schema, and Python is generous: `int("4")`, `int(4.7)`, `bool("false")`, `True == 1` would
 all pass for what somebody meant. A value of another type than the field's is an error that shows it.
+
+Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it, and
+what other libraries have beside them.
 """
 
 from collections.abc import Callable, Iterator, Mapping

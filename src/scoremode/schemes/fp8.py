@@ -2,6 +2,21 @@
 
 A linear has a `weight` and its scales; experts that are stored as one have `gate_up_proj` (or
 `up_proj`) and `down_proj` [E, O, I], each with its `_scale_inv`.
+
+`quantization_config` of transformers' FineGrainedFP8, as DeepSeek, Qwen and others publish it.
+
+Which linears are quantized is told by their tensors: a checkpoint's list of others may be missing
+(DeepSeek's, whose head is dense all the same) or name them by other names (GLM-5's), and transformers
+uses a dense weight as it is wherever it finds one.
+Source: transformers 5.23, `FineGrainedFP8Config`.
+
+Weights of one float8 an element, with a scale a block, a row or a tensor; experts of e2m1.
+
+The scale multiplies, whatever its name: the effective weight is code times scale in float32, rounded
+once more to the dtype that is computed in. Scales are floats, or powers of two in a byte each (ue8m0).
+The last blocks of rows and of columns may be short, as in DeepSeek's kernels.
+Source: transformers 5.23, `Fp8Dequantize`, for whole blocks and e2m1;
+compressed-tensors' `FP8BlockDequantizer` for short ones.
 """
 
 import re

@@ -4,6 +4,22 @@ A linear or an embedding is one tensor, uint8 [O, bytes of a row], whose last na
 `q_proj.Q4_K`. So are a layer's experts, stored as one, with [E, O, bytes of a row]:
 `experts.gate_proj.Q4_K`; and DeepSeek's heads in `k_b_proj` and `v_b_proj`. A `scale` float32 [1]
 beside it, of experts [E], is one more factor.
+
+Weights in blocks of one of ggml's types, each row a whole number of them.
+
+On a GPU one CUDA decoder reads all types, if there is Triton for it; plain torch, which runs anywhere
+else, gives the same bits.
+
+Weights in blocks under one more factor, `scale`: what NVFP4 has beside its blocks.
+
+llama.cpp multiplies the linear's output with it. The effective weight is the blocks' value times the
+factor, rounded in float32. How it would scale inputs (`input_scale`) it reads, and uses nowhere.
+
+Formats of a GGUF file's weights whose inputs are rounded as llama.cpp's CPU build rounds them.
+
+The weight's type says how (ggml-cpu's `type_traits_cpu`, `vec_dot_type`): blocks of 256 values meet
+Q8_K; blocks of 32 and NVFP4's of 64 meet Q8_0, or Q8_1 where they have a minimum; float16 and bfloat16
+meet themselves, and float32 its input as it is.
 """
 
 import re
@@ -14,7 +30,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.checkpoint.gguf.header import TYPES
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
 from scoremode.lib import fallback
@@ -25,7 +41,7 @@ from scoremode.schemes.decoding.unpack import row_blocks
 from scoremode.schemes.fields import shown
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf_i_quants import I_QUANTS
-from scoremode.schemes.gguf_permuted import Relaid
+from scoremode.schemes.gguf_permuted import Permuted
 from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY, BlockType, Scales
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library, TensorsDecide
@@ -300,7 +316,7 @@ def with_inputs(scheme: Scheme) -> Scheme:
             return replace(scheme, one=with_inputs(scheme.one))
         case Scaled():
             return replace(scheme, of=replace(scheme.of, inputs=_inputs_of(scheme.of)))
-        case Expert() | Relaid():
+        case Expert() | Permuted():
             return replace(scheme, of=with_inputs(scheme.of))
         case Dense(dtype="F16" | "BF16"):
             return RoundedDense(scheme.shape, scheme.dtype, scheme.name)

@@ -2,6 +2,10 @@
 
 Eight codes lie in the same bits of eight bytes beside each other, which are moved and masked as two
 words.
+
+What the CUDA decoder reads of the blocks of ggml's types with codebooks: IQ1, IQ2 and IQ3.
+
+A point is eight codes or four, a byte each; signs lie apart, and four of them are set at once.
 """
 
 import triton

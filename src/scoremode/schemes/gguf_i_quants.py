@@ -4,6 +4,13 @@ IQ2 and IQ3 have magnitudes in their codebook and the signs apart: a byte for ei
 bits, with an eighth by which the number of minus signs is even. IQ1's codes are the codebook's with an
 eighth added to eight or more of them or taken away, and are handed over as eighths.
 Source: gguf 0.19, `quants`.
+
+The codebooks of ggml's I-quants: points of 8 or 4 dimensions on a grid of 3 or 8 levels.
+
+Each is stored as what it is, a set, since its points are in order: of all points of the grid, a bit
+that tells whether it is one, lowest first, compressed. A point's number has its coordinates as digits,
+the first one lowest.
+Source: gguf 0.19, `quants`, by tools/gguf_grids.py.
 """
 
 import zlib

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense, FactoredScheme, MinimumScheme, Quantizer, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
-__all__ = ["Relaid", "relaid"]
+__all__ = ["Permuted", "permuted"]
 
 
-def relaid(scheme: Scheme, layout: Layout, name: str) -> "Relaid":
+def permuted(scheme: Scheme, layout: Layout, name: str) -> "Permuted":
     """The scheme `scheme` of the tensor `name`, stored in this layout.
 
     Raises UnsupportedModel for values that are packed and need more than another order of rows,
@@ -27,11 +27,11 @@ def relaid(scheme: Scheme, layout: Layout, name: str) -> "Relaid":
         layout.shape(tuple(scheme.shape))
     except ValueError as error:
         raise CheckpointError(f"{name}: its shape {error}") from None
-    return Relaid(scheme, layout)
+    return Permuted(scheme, layout)
 
 
 @dataclass(frozen=True)
-class Relaid:
+class Permuted:
     """A Scheme `of` tensors whose rows `layout` first brings into the library's order."""
 
     of: Scheme

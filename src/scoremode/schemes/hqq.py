@@ -1,7 +1,29 @@
 """The quantized modules of a checkpoint of HQQ, and their Schemes.
 
 Beside codes, scales and zeros each module has its parameters as small tensors, texts as a byte a
-letter."""
+letter.
+
+`quantization_config` of HQQ, as transformers writes it.
+
+One `quant_config` is for all linears, or there is one for each kind of them by its tag: a module's
+name without `model`, `layers` and numbers. Each module's tensors say the same once more, and they
+decide.
+Source: transformers 5.23, `HqqConfig`, `prepare_for_hqq_linear`; hqq 0.2.8, `BaseQuantizeConfig`.
+
+Weights as HQQ stores them: `W_q`, `scale` and `zero`, (q − zero) · scale.
+
+A weight [O, I] is seen as a matrix of R rows whose rows (axis 1, R = O · I / group size) or columns
+(axis 0, R = group size) are its groups. Codes of `bits` lie in bytes, those of 3 bits in words of
+32: a row of bytes holds as many rows of codes as it has room for, R / count apart, the first one in
+its highest bits. Codes less zeros, which are fractions, are rounded in the dtype of the scales, and
+so is the product.
+Source: hqq 0.2.8, `Quantizer.dequantize`, `BitPack`.
+
+What a linear would be stored as, by a `quantization_config` of HQQ alone.
+
+Scales and zeros have the model's dtype, the parameters those that hqq 0.2.8 writes; groups lie along
+axis 1 where nothing is said.
+"""
 
 import math
 import struct

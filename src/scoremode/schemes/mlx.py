@@ -3,6 +3,29 @@
 A linear has a `weight` and its `scales`. So have a layer's experts, whose `gate_proj`, `up_proj` and
 `down_proj` hold all of them as one [E, O, I], in a module `switch_mlp` or, of some models, `experts`.
 Source: mlx-lm 0.32, `QuantizedSwitchLinear`.
+
+`quantization` of MLX's configs, which newer ones have once more as `quantization_config`.
+
+A group size, a width in bits and a mode for all modules with scales, and by name what others have.
+Source: mlx-lm 0.32, `load_model`, `quantize_model`; mlx 0.32, `quantize`.
+
+Integers as MLX stores them: `weight`, `scales` and `biases`, q · s + b.
+
+Codes of 2 to 8 bits lie in words of 32 from the lowest bits on and run on over words. The product
+and the sum are each rounded in the dtype of the scales.
+Source: mlx 0.32, `dequantize` on a CPU.
+
+Small floats as MLX stores them: `weight` and `scales` of a byte, without biases.
+
+mxfp4 and mxfp8 are e2m1 and e4m3 under a power of two for 32 columns, nvfp4 is e2m1 under an e4m3
+for 16; all of these products are exact in bfloat16 but for the smallest.
+Source: mlx 0.32, `dequantize` on a CPU.
+
+What a linear or an embedding would be stored as, by MLX's `quantization` alone.
+
+Of modules that it doesn't name those are quantized whose inputs are whole groups, as mlx-lm does where
+it is told nothing else.
+Source: mlx-lm 0.32, `quantize_model`.
 """
 
 import re

@@ -4,6 +4,11 @@ Experts are linears of their own, whatever the library's module is, but for two:
 gpt-oss are stored as one, `experts.gate_up_proj` and `experts.down_proj`, as the library's parameters
 lie: [E, I, O], packed along I. A scale of the whole is one for all experts there.
 Source: ModelOpt 0.47, `_export_quantized_weight`, `_export_fused_experts`.
+
+What a linear would be stored as, by a config of ModelOpt alone.
+
+Scales have the dtypes and shapes that ModelOpt 0.47 writes. Of AWQ a `pre_quant_scale` is left out,
+which the linears have that no norm comes before: 16 / O bits a weight.
 """
 
 import re

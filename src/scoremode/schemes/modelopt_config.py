@@ -16,6 +16,10 @@ Nemotron-3-Super-FP8's and Ultra-NVFP4's are missing, and routers are on none th
 transformers 5, as ModelOpt's own `_get_unquantized_moe_router_names` says. What a list does name must
 not be quantized, and what `quantized_layers` names must be.
 Source: ModelOpt 0.47, `get_quant_config`, `convert_hf_quant_config_format`; vLLM 0.33, `modelopt.py`.
+
+Names of modules as ModelOpt's configs have them: `exclude_modules` and `quantized_layers`.
+
+What is called `model` or `language_model` at a name's beginning doesn't count.
 """
 
 import fnmatch

@@ -10,6 +10,10 @@ FlashInfer quantize them to MXFP8, e4m3 in groups of 32 under the next power of 
 largest magnitude / 448.
 Source: transformers 5.23, `convert_moe_packed_tensors`; FlashInfer, `cvt_warp_fp16_to_mxfp8`, which
 vLLM's `FLASHINFER_TRTLLM_MXFP4_MXFP8` and `FLASHINFER_CUTLASS_MXFP4_MXFP8` quantize with.
+
+`quantization_config` of gpt-oss: all experts in MXFP4, and everything else in bfloat16.
+
+Source: transformers 5.23, `Mxfp4Config`, `replace_with_mxfp4_linear`.
 """
 
 import re

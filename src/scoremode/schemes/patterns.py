@@ -8,6 +8,10 @@ checkpoint may have the same modules under another beginning (`model.language_mo
 A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so
 exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
 ever: matches that take longer than a glance have PATIENCE seconds, all those by one list together.
+
+Lists of modules that stay as they are, as transformers matches names with them.
+
+Source: transformers 5.23, `should_convert_module`; 4.46, `_replace_with_bnb_linear`.
 """
 
 import re

@@ -1,4 +1,16 @@
-"""The quantized modules of a checkpoint of AMD Quark, and their Schemes."""
+"""The quantized modules of a checkpoint of AMD Quark, and their Schemes.
+
+Weights as Quark stores them: float8 and int8 with a scale a tensor or row, integers of 4 bits under
+scales of groups, e2m1 under powers of two.
+
+The effective weight is code times scale in float32, rounded once more to the dtype that is computed
+in, whatever dtype the scales have.
+Source: amd-quark 0.13, `StaticScaledRealQuantizer`, `dequantize`.
+
+What a linear would be stored as, by a `quantization_config` of AMD Quark alone.
+
+Scales have 32 bits where they are no powers of two. Those of a cache are left out: two numbers a layer.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

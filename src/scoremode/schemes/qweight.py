@@ -3,6 +3,12 @@
 Scales [groups, O] and zero points [groups, O · bits / 32] give the number of bits, whatever the config
 says; `qweight` gives the inputs, and whether its words hold codes of inputs (GPTQ) or of outputs (AWQ).
 The config must name what is found.
+
+Integers in words that lie by output: `qweight`, `qzeros` and `scales`, as AWQ and GPTQ store them.
+
+The effective weight [O, I] is (q - z) · s, the difference and the product each rounded in the dtype of
+the scales, float16 as these libraries write them.
+Sources: AutoAWQ's `WQLinear_GEMM`; GPTQModel 7.7, `dequantize_weight`.
 """
 
 import re

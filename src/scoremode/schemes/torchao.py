@@ -3,6 +3,24 @@
 A weight is a tensor subclass: its parts are tensors (`_weight_qdata`, `_weight_scale`), its class
 and attributes JSON in the metadata of the file, by the weight's name.
 Source: torchao 0.18, `prototype/safetensors`.
+
+`quantization_config` of torchao, as transformers writes it.
+
+It says how a model was quantized; what a weight is its file's metadata says, tensor by tensor.
+Source: transformers 5.23, `TorchAoConfig`.
+
+Weights as torchao stores them: integers and float8, one a byte, under scales a tensor, row or
+group.
+
+The effective weight is code times scale in float32, rounded in the dtype that the tensor says it
+has.
+Source: torchao 0.18, `dequantize_affine`, `_dequantize_affine_float8`.
+
+What a linear would be stored as, by a `quantization_config` of torchao alone.
+
+`quant_type` has a config for all linears, or configs by names and patterns (`FqnToConfig`). The model's
+head stays dense where no list says what does.
+Source: transformers 5.23, `TorchAoHfQuantizer`, `TorchAoQuantize`; torchao 0.18, `quant_api`.
 """
 
 import json

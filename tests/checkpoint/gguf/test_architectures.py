@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.header import GgufHeader
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 _SUFFIXES = (".weight", ".bias")

@@ -4,8 +4,8 @@ import pytest
 from support.gguf_vocabularies import metadata_of
 from tokenizers import pre_tokenizers
 
-from scoremode.checkpoint.gguf.byte_pairs import byte_level, byte_tokens, spelled
-from scoremode.checkpoint.gguf.splits import SPLITS
+from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS
+from scoremode.checkpoint.gguf.tokenizer import byte_level, byte_tokens, spelled
 from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
 from scoremode.errors import TokenizerError
 

@@ -5,7 +5,7 @@ import pytest
 from support.gguf_headers import LLAMA, facts, header
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
-from scoremode.checkpoint.gguf.rope import rope_parameters
+from scoremode.checkpoint.gguf.facts import rope_parameters
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 _EMBEDDING = {"token_embd.weight": (80, 64)}

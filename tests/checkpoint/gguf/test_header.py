@@ -24,8 +24,7 @@ from support.gguf_files import (
     value,
 )
 
-from scoremode.checkpoint.gguf.header import GgufHeader, read_gguf
-from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.checkpoint.gguf.header import TYPES, GgufHeader, read_gguf
 from scoremode.errors import CheckpointError, UnsupportedFormat
 
 ALL = tuple(TYPES)

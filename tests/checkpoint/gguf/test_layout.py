@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 
 
 def test_halves_that_take_turns():

@@ -6,8 +6,8 @@ import pytest
 from support.gguf_headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
-from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.gguf.mixtures import MIXTURES
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 EXPERTS = {

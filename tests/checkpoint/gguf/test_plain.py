@@ -4,7 +4,7 @@ import pytest
 from support.gguf_headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import UnsupportedModel
 
 _EMBEDDING = {"token_embd.weight": (80, 64)}

@@ -7,7 +7,7 @@ from support.gguf_headers import facts
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from scoremode.checkpoint.gguf.rope import rope_parameters
+from scoremode.checkpoint.gguf.facts import rope_parameters
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 _LLAMA3 = [

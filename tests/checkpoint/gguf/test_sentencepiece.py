@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.gguf_vocabularies import metadata_of
 
-from scoremode.checkpoint.gguf.sentencepiece import sentencepiece
+from scoremode.checkpoint.gguf.tokenizer import sentencepiece
 from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
 from scoremode.errors import TokenizerError
 

@@ -4,7 +4,7 @@ import pytest
 from support.gguf_headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 COMMON = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}

@@ -2,7 +2,7 @@
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from scoremode.checkpoint.gguf.types import FLOATS, TYPES, TYPES_BY_ID, UNREAD
+from scoremode.checkpoint.gguf.header import FLOATS, TYPES, TYPES_BY_ID, UNREAD
 
 
 def test_ids_and_sizes_are_the_packages():

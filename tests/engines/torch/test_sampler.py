@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.gguf.files import GgufFiles
+from scoremode.checkpoint.gguf.open import GgufFiles
 from scoremode.engines.sampling import Asked, Reply, Sampling, seed_of
 from scoremode.engines.torch.sampler import TorchSampler, TorchSampling, drawn
 from scoremode.errors import UnsupportedModel

@@ -33,7 +33,7 @@ from support.gguf_vocabularies import (
 )
 
 from scoremode.checkpoint.gguf.header import read_gguf
-from scoremode.checkpoint.gguf.splits import SPLITS
+from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS
 
 MODEL = {
     "general.architecture": "llama",

@@ -8,11 +8,11 @@ from support.kernel_twins import by_kernel, check_decoder, launches, placed
 from support.schemes_helpers import same
 from support.triton_interpreter import DEVICE
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf import BLOCK_TYPES
-from scoremode.schemes.gguf_permuted import Relaid
+from scoremode.schemes.gguf_permuted import Permuted
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -80,8 +80,8 @@ def test_experts_in_one_launch():
 
 def test_rows_in_another_order():
     packed = random_blocks("Q4_K", 16, 1)
-    relaid = Relaid(scheme_of("Q4_K", packed), Layout(turns=2))
-    check_decoder(relaid, {"Q4_K": packed}, torch.bfloat16)
+    permuted = Permuted(scheme_of("Q4_K", packed), Layout(turns=2))
+    check_decoder(permuted, {"Q4_K": packed}, torch.bfloat16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

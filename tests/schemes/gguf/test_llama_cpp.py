@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul.products import choose_product
 from scoremode.engines.torch.matmul.sums import Operands
@@ -14,7 +14,7 @@ from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Dense, FactoredScheme, MinimumScheme, Scheme, Scratch, factors_of
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, RoundedDense, Scaled, with_inputs
-from scoremode.schemes.gguf_permuted import Relaid
+from scoremode.schemes.gguf_permuted import Permuted
 
 ROWS = Path(__file__).parents[2] / "golden" / "gguf_arithmetic" / "rows.npz"
 CPU = choose_device("cpu", None, None)
@@ -69,8 +69,8 @@ def test_the_type_says_how(kind, inputs):
     blocks = Blocks(kind, SHAPE)
     assert blocks.inputs is None and with_inputs(blocks).inputs == inputs
     expert = Expert(blocks, ((kind, kind),))
-    relaid = Relaid(blocks, Layout())
-    for around in (expert, Stacked(3, expert), relaid, Scaled(blocks)):
+    permuted = Permuted(blocks, Layout())
+    for around in (expert, Stacked(3, expert), permuted, Scaled(blocks)):
         assert around.inputs is None and with_inputs(around).inputs == inputs
 
 
@@ -95,7 +95,7 @@ def test_rows_in_another_order(rows):
     stored, x = torch.from_numpy(rows["weight.Q4_1"]), torch.from_numpy(rows["x"])
     turned = {"Q4_1": stored.view(2, 2, 2, -1).transpose(1, 2).reshape(stored.shape)}
     blocks = Blocks("Q4_1", SHAPE)
-    scheme = with_inputs(Relaid(blocks, Layout(turns=2)))
+    scheme = with_inputs(Permuted(blocks, Layout(turns=2)))
     assert isinstance(scheme, MinimumScheme)
     expected = product(with_inputs(blocks), {"Q4_1": stored}, x)
     torch.testing.assert_close(product(scheme, turned, x), expected)

@@ -5,11 +5,11 @@ import torch
 from support.gguf_blocks import dequantized, random_blocks
 from support.schemes_helpers import decode, factor, same
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.gguf import Blocks, Scaled
-from scoremode.schemes.gguf_permuted import relaid
+from scoremode.schemes.gguf_permuted import permuted
 
 PACKED = random_blocks("NVFP4", 8, 3)
 STORED = {"NVFP4": PACKED, "scale": torch.tensor([0.0123])}
@@ -37,6 +37,6 @@ def test_what_it_says_of_itself():
 
 def test_another_order_of_rows_is_of_the_blocks_alone():
     """Two heads, whose halves take turns."""
-    found = decode(relaid(SCHEME, Layout(turns=2), "m.weight"), STORED, torch.float32)
+    found = decode(permuted(SCHEME, Layout(turns=2), "m.weight"), STORED, torch.float32)
     expected = dequantized("NVFP4", PACKED) * STORED["scale"]
     same(found, expected[[0, 2, 1, 3, 4, 6, 5, 7]])

@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scoremode.checkpoint.gguf.deepseek import DEEPSEEK
-from scoremode.checkpoint.gguf.dense import DENSE
-from scoremode.checkpoint.gguf.facts import Facts, flag, integer, shown
-from scoremode.checkpoint.gguf.gemma import GEMMA
-from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
-from scoremode.checkpoint.gguf.layout import Layout
-from scoremode.checkpoint.gguf.mixtures import MIXTURES
+from scoremode.checkpoint.gguf.dense import DENSE, GEMMA
+from scoremode.checkpoint.gguf.facts import (
+    FACTOR_TENSORS,
+    Facts,
+    flag,
+    integer,
+    rope_parameters,
+    shown,
+)
+from scoremode.checkpoint.gguf.header import TYPES, GgufHeader, GgufTensor
+from scoremode.checkpoint.gguf.mixtures import MIXTURES, SHARED_EXPERTS
 from scoremode.checkpoint.gguf.plain import PLAIN
-from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
-from scoremode.checkpoint.gguf.shared_experts import SHARED_EXPERTS
-from scoremode.checkpoint.gguf.table import Architecture
-from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.checkpoint.gguf.table import Architecture, Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["ARCHITECTURES", "OF_EXPERTS", "Described", "describe"]

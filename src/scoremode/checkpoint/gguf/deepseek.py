@@ -7,7 +7,7 @@ the latent's width for all, with the sizes that the model has in `attention.*_le
 
 from typing import Any
 
-from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real, rope_parameters
 from scoremode.checkpoint.gguf.mixtures import (
     NEXTN,
     SHARED,
@@ -17,7 +17,6 @@ from scoremode.checkpoint.gguf.mixtures import (
     check_groups,
     experts,
 )
-from scoremode.checkpoint.gguf.rope import rope_parameters
 from scoremode.checkpoint.gguf.table import GATED, MODEL, RMS, Architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 

@@ -3,10 +3,22 @@
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What passes here lies in the file, whole and
 apart from the rest: counts and lengths are held against the bytes that are left before anything is made
 of them, and tensors follow each other as llama.cpp's own reader wants them.
+
+The types of ggml's tensors: ids, and how many values a block of how many bytes holds.
+
+https://github.com/ggml-org/ggml/blob/master/include/ggml.h (`enum ggml_type`); sizes are those of the
+structs in its src/ggml-common.h.
+
+Models in several GGUF files, as llama.cpp's gguf-split makes them: which files, and that they belong
+together.
+
+The first says how many there are, and each which one it is; they are found by their names,
+`NAME-00001-of-00003.gguf`.
 """
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from operator import attrgetter
@@ -15,11 +27,61 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scoremode.checkpoint.gguf.types import TYPES, TYPES_BY_ID, UNREAD
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib.files import check_regular
 
-__all__ = ["GgufHeader", "GgufTensor", "read_gguf"]
+__all__ = [
+    "FLOATS",
+    "TYPES",
+    "TYPES_BY_ID",
+    "UNREAD",
+    "GgmlType",
+    "GgufHeader",
+    "GgufTensor",
+    "first_of",
+    "parts_of",
+    "read_gguf",
+    "read_split",
+]
+
+
+class GgmlType(NamedTuple):
+    """A type; of one that has no blocks `values` is 1."""
+
+    name: str
+    id: int
+    values: int
+    bytes: int
+
+    @property
+    def is_packed(self) -> bool:
+        return self.values > 1
+
+
+_ALL = (
+    *(("F32", 0, 1, 4), ("F16", 1, 1, 2), ("BF16", 30, 1, 2), ("F64", 28, 1, 8)),
+    *(("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8)),
+    *(("Q4_0", 2, 32, 18), ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22), ("Q5_1", 7, 32, 24)),
+    *(("Q8_0", 8, 32, 34), ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110), ("Q4_K", 12, 256, 144)),
+    *(("Q5_K", 13, 256, 176), ("Q6_K", 14, 256, 210)),
+    *(("IQ1_S", 19, 256, 50), ("IQ1_M", 29, 256, 56), ("IQ2_XXS", 16, 256, 66)),
+    *(("IQ2_XS", 17, 256, 74), ("IQ2_S", 22, 256, 82), ("IQ3_XXS", 18, 256, 98)),
+    *(("IQ3_S", 21, 256, 110), ("IQ4_NL", 20, 32, 18), ("IQ4_XS", 23, 256, 136)),
+    *(("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66), ("Q1_0", 41, 128, 18)),
+    *(("MXFP4", 39, 32, 17), ("NVFP4", 40, 64, 36)),
+)
+TYPES = {name: GgmlType(name, *numbers) for name, *numbers in _ALL}
+TYPES_BY_ID = {kind.id: kind for kind in TYPES.values()}
+# As safetensors spells them, too.
+FLOATS = {"F32", "F16", "BF16"}
+# Names of ids that no file is read with: gone from llama.cpp, of activations alone, or newer than the
+# gguf package that decoders are held to.
+UNREAD = {
+    **{9: "Q8_1", 15: "Q8_K"},
+    **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 42: "Q2_0"},
+}
+
 
 # The largest vocabulary with its merges takes 16 MB.
 _MOST_BYTES = 1 << 28
@@ -284,3 +346,69 @@ class _Header:
 
 def _aligned(at: int, alignment: int) -> int:
     return -(-at // alignment) * alignment
+
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+
+
+def first_of(name: str) -> str:
+    """The name of a split's first file, by that of any of them; `name` itself of no split."""
+    found = _PART.fullmatch(name)
+    return f"{found[1]}-00001-of-{found[3]}{found[4]}" if found else name
+
+
+def parts_of(first: str) -> list[str]:
+    """The names of all files of a split, by that of its first; `first` alone of no split."""
+    found = _PART.fullmatch(first)
+    if found is None:
+        return [first]
+    return [
+        f"{found[1]}-{n:05}-of-{found[3]}{found[4]}" for n in range(1, max(int(found[3]), 1) + 1)
+    ]
+
+
+def read_split(file: Path) -> list[tuple[Path, GgufHeader]]:
+    """The file and its header; of a split's first, all files in order. Raises CheckpointError."""
+    if (first := first_of(file.name)) != file.name:
+        raise CheckpointError(f"{file}: is a part of a split model: give its first file, {first}")
+    header = read_gguf(file)
+    count = _number(file, header, "split.count", 1)
+    names = parts_of(file.name)
+    if len(names) != count and max(len(names), count) > 1:
+        named = f"is named as the first of {len(names)} files" if _PART.fullmatch(first) else (
+            "its name doesn't end in -00001-of-N.gguf, by which the others are found"
+        )  # fmt: skip
+        raise CheckpointError(f"{file}: split.count is {count}, and {named}")
+    found = [(file, header)]
+    for name in names[1:]:
+        if not (part := file.with_name(name)).exists():
+            raise CheckpointError(f"{part}: is missing, one of {count} files of a split model")
+        found.append((part, read_gguf(part)))
+    for n, (part, own) in enumerate(found):
+        if count > 1 and (number := _number(part, own, "split.no", 0)) != n:
+            raise CheckpointError(f"{part}: split.no is {number}, and its name has {n}")
+        if (other := _number(part, own, "split.count", 1)) != count:
+            raise CheckpointError(f"{part}: split.count is {other}, and {file.name} has {count}")
+    _check_tensors(file, found)
+    return found
+
+
+def _check_tensors(file: Path, found: list[tuple[Path, GgufHeader]]) -> None:
+    seen: dict[str, Path] = {}
+    for part, header in found:
+        for tensor in header.tensors:
+            if tensor.name in seen:
+                other = seen[tensor.name].name
+                raise CheckpointError(f"{part}: tensor {tensor.name} is in {other}, too")
+            seen[tensor.name] = part
+    for part, header in found:
+        if (count := _number(part, header, "split.tensors.count", len(seen))) != len(seen):
+            of = f", and {len(seen)} are there"
+            raise CheckpointError(f"{part}: split.tensors.count is {count}{of}")
+
+
+def _number(file: Path, header: GgufHeader, key: str, default: int) -> int:
+    value = header.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise CheckpointError(f"{file}: {key} is {str(value)[:80]}, no count")
+    return value

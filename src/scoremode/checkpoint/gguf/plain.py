@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
-from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.gguf.table import (
     ATTENTION,
     LLAMA,
@@ -18,6 +17,7 @@ from scoremode.checkpoint.gguf.table import (
     SIZES,
     TURNS,
     Architecture,
+    Layout,
 )
 
 __all__ = ["PLAIN"]

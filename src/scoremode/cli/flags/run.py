@@ -119,7 +119,7 @@ def _check_model(model: str, revision: str | None) -> None:
     not the data set's.
     """
     from scoremode.checkpoint.folder import locate
-    from scoremode.checkpoint.gguf.hub import named_gguf
+    from scoremode.checkpoint.gguf.names import named_gguf
 
     is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
     # A pattern names several, and of a GGUF file nothing but all of it is fetched.

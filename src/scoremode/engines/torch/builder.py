@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.gguf.files import GgufFiles
+from scoremode.checkpoint.gguf.open import GgufFiles
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.engines.kv_formats import AS_DECLARED, KvCache
 from scoremode.engines.torch.clock import DeviceClock
@@ -38,7 +38,7 @@ from scoremode.schemes.activations.ggml import gelu
 from scoremode.schemes.base import Dense, TableScheme
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = ["build_engine", "is_gguf", "why_not"]
+__all__ = ["build_engine", "is_gguf_checkpoint", "why_not"]
 
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
@@ -95,7 +95,9 @@ def _build(
         _exact_matmuls()
     make_current(device.torch)
     schemes = resolve(checkpoint)
-    arithmetic = Arithmetic(options.arithmetic, schemes, device, is_gguf=is_gguf(checkpoint))
+    arithmetic = Arithmetic(
+        options.arithmetic, schemes, device, is_gguf=is_gguf_checkpoint(checkpoint)
+    )
     skeleton = build_skeleton(
         checkpoint,
         dtype,
@@ -176,11 +178,11 @@ def _caches(
     return [], None
 
 
-def is_gguf(checkpoint: Checkpoint) -> bool:
+def is_gguf_checkpoint(checkpoint: Checkpoint) -> bool:
     """True of a GGUF file, float or in blocks, and of a folder that declares its blocks; of a mixture
     where all of its parts are."""
     if isinstance(checkpoint, Mixture):
-        return all(map(is_gguf, checkpoint.parts))
+        return all(map(is_gguf_checkpoint, checkpoint.parts))
     config = checkpoint.quantization or {}
     return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"
 

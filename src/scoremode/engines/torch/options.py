@@ -89,10 +89,10 @@ class TorchOptions:
     def make_base(
         self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
     ) -> "TorchEngine":
-        from scoremode.engines.torch.builder import build_engine, is_gguf
+        from scoremode.engines.torch.builder import build_engine, is_gguf_checkpoint
 
         options = self.of_base()
-        if self.arithmetic == "llama.cpp" and not is_gguf(checkpoint):
+        if self.arithmetic == "llama.cpp" and not is_gguf_checkpoint(checkpoint):
             # A GGUF file's alone: any other base is what its weights are, in float32, too.
             options = replace(options, arithmetic="weights", dtype="float32")
         return build_engine(checkpoint, options, vocabulary, longest)

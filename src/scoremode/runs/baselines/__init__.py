@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run

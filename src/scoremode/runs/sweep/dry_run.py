@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.gguf.hub import named_gguf
-from scoremode.checkpoint.gguf.place import choose
-from scoremode.checkpoint.gguf.split import parts_of
+from scoremode.checkpoint.gguf.header import parts_of
+from scoremode.checkpoint.gguf.names import choose, named_gguf
 from scoremode.errors import CheckpointError, ScoremodeError, line_of, words_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.gguf.hub import gguf_names, named_gguf
+from scoremode.checkpoint.gguf.names import gguf_names, named_gguf
 from scoremode.engines.base import Options
 from scoremode.errors import CheckpointError, ScoremodeError, UsageError, line_of
 from scoremode.reference.stored import is_run
@@ -310,7 +310,7 @@ def _fitting(pattern: str, revision: str | None) -> list[str]:
 
 
 def _models_here(paths: Sequence[str]) -> list[str]:
-    from scoremode.checkpoint.gguf.place import model_files
+    from scoremode.checkpoint.gguf.names import model_files
 
     folders = [path for path in paths if os.path.isdir(path)]  # noqa: PTH112
     files = [path for path in paths if path.lower().endswith(".gguf") and path not in folders]

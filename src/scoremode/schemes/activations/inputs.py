@@ -10,6 +10,16 @@ Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qpa
 ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies; torchao 0.18,
 `_choose_qparams_affine`, `_quantize_affine`, `_choose_scale_float8`; Quark 0.13,
 `calculate_int_quant_params`, `fake_quantize_per_tensor_affine`.
+
+LLM.int8's quantizer of a linear's input: int8 by token, and columns with an outlier apart.
+
+Which columns are apart depends on all tokens that go through the linear at once. Here these are the
+tokens of one window, as when the library runs on it alone: no window's columns depend on what else is
+in its batch, and a state does know that much of the tokens after it.
+
+An input is rounded to float16 first. A token's scale is its largest magnitude below the threshold,
+whichever column that lies in, over 127; codes of all tokens are zero in the columns apart.
+Source: bitsandbytes 0.50, `int8_vectorwise_quant` on a CPU; its CUDA kernel divides approximately.
 """
 
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ from scoremode.schemes.base import Dense, Scheme, fitted, input_factor
 from scoremode.schemes.exl3 import Exl3
 from scoremode.schemes.fused_experts import Stacked
 from scoremode.schemes.gguf import with_inputs
-from scoremode.schemes.gguf_permuted import relaid
+from scoremode.schemes.gguf_permuted import permuted
 from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 
@@ -242,7 +242,7 @@ class WeightMap:
             home = self._schemes.home_of(quantized)
             scheme = self._schemes.quantized[quantized]
             if layout is not None:
-                return Source(home, relaid(scheme, layout, stored))
+                return Source(home, permuted(scheme, layout, stored))
             return Source(home, scheme if shape is None else fitted(scheme, shape))
         module, _, suffix = stored.rpartition(".")
         scheme = dense_of(self._checkpoint.tensors[stored])
@@ -251,7 +251,7 @@ class WeightMap:
                 f"{module} is stored dense ({scheme.label}), and quantization_config says that "
                 "it is quantized"
             )
-        return Source(module, scheme if layout is None else relaid(scheme, layout, stored))
+        return Source(module, scheme if layout is None else permuted(scheme, layout, stored))
 
     def _joined(
         self, stored: list[str], parts: list[Source], full_name: str, shape: tuple[int, ...]

@@ -9,7 +9,7 @@ import pytest
 from support.gguf_vocabularies import TEXTS, metadata_of
 from tokenizers import Regex, pre_tokenizers
 
-from scoremode.checkpoint.gguf.splits import SPLITS, UNREAD
+from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS, UNREAD
 from scoremode.checkpoint.gguf.tokenizer import tokenizer_of
 from scoremode.errors import TokenizerError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.checkpoint.gguf.place import choose, only_gguf
+from scoremode.checkpoint.gguf.names import choose, only_gguf
 from scoremode.errors import CheckpointError
 
 FILES = [

@@ -5,12 +5,12 @@ import torch
 from support.gguf_golden import in_blocks, make_pair
 from support.gguf_round_trip import difference
 
-from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.gguf import Blocks
-from scoremode.schemes.gguf_permuted import relaid
+from scoremode.schemes.gguf_permuted import permuted
 
 
 def decoded(scheme: Scheme, tensors, dtype=torch.float32):
@@ -29,7 +29,7 @@ def packed(rows: int = 8, columns: int = 64):
 
 def test_packed_rows_move_with_their_blocks():
     one, tensors = packed()
-    scheme = relaid(one, Layout(turns=2), "q")
+    scheme = permuted(one, Layout(turns=2), "q")
     order = [0, 2, 1, 3, 4, 6, 5, 7]
     # Its own inverse for heads of four rows.
     assert torch.equal(decoded(scheme, tensors), decoded(one, tensors)[order])
@@ -51,25 +51,25 @@ def test_rows_of_any_width_from_any_byte_on(width, offset):
     """They are moved in words as wide as both allow."""
     memory = torch.arange(offset + 8 * width, dtype=torch.uint8)
     stored = memory[offset:].view(8, width)
-    scheme = relaid(Dense((8, width), "U8"), Layout(turns=2), "q")
+    scheme = permuted(Dense((8, width), "U8"), Layout(turns=2), "q")
     expected = stored[[0, 2, 1, 3, 4, 6, 5, 7]]
     assert torch.equal(decoded(scheme, {"weight": stored}, torch.uint8), expected)
 
 
 def test_transposed():
     one, tensors = packed()
-    scheme = relaid(one, Layout(transposed=True), "c_attn")
+    scheme = permuted(one, Layout(transposed=True), "c_attn")
     assert scheme.shape == (64, 8)
     assert torch.equal(decoded(scheme, tensors), decoded(one, tensors).T)
 
 
 def test_dense():
     stored = torch.randn(8, 3)
-    scheme = relaid(Dense((8, 3), "F32"), Layout(turns=2), "q")
+    scheme = permuted(Dense((8, 3), "F32"), Layout(turns=2), "q")
     found = decoded(scheme, {"weight": stored}, torch.bfloat16)
     assert torch.equal(found, stored[[0, 2, 1, 3, 4, 6, 5, 7]].bfloat16())
     assert torch.equal(
-        decoded(relaid(Dense((8, 3), "F32"), Layout(transposed=True), "c"), {"weight": stored}),
+        decoded(permuted(Dense((8, 3), "F32"), Layout(transposed=True), "c"), {"weight": stored}),
         stored.T,
     )
 
@@ -77,16 +77,16 @@ def test_dense():
 def test_norms_that_one_was_added_to_come_back():
     weight = torch.randn(4096) * 2
     stored = weight + 1
-    scheme = relaid(Dense((4096,), "F32"), Layout(less=1.0), "norm")
+    scheme = permuted(Dense((4096,), "F32"), Layout(less=1.0), "norm")
     # What the library makes of it is what was stored, to the bit.
     assert torch.equal(decoded(scheme, {"weight": stored}) + 1, stored)
 
 
 def test_what_is_refused():
     with pytest.raises(UnsupportedModel, match=r"norm is stored in Q4_0, plus 1: not supported"):
-        relaid(packed()[0], Layout(less=1.0), "norm")
+        permuted(packed()[0], Layout(less=1.0), "norm")
     with pytest.raises(CheckpointError, match=r"q: its shape \[8, 64\] has no pairs"):
-        relaid(packed()[0], Layout(turns=3), "q")
+        permuted(packed()[0], Layout(turns=3), "q")
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "gpt2", "falcon-new", "bloom", "gemma"])

@@ -5,7 +5,7 @@ import torch
 from support.gguf_files import HEADS, SHAPES, contents, llama, split
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.gguf.opened import gguf_config, gguf_metadata
+from scoremode.checkpoint.gguf.open import gguf_config, gguf_metadata
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat, UnsupportedModel
 
 TYPES = {
