@@ -161,7 +161,7 @@ torture: $(READY)
 
 #: golden              a hash of every number of fixed measurements: GOLDEN_ARGS="--write FILE", then "--against FILE"
 golden: $(READY)
-	$(BIN)/python tools/golden.py $(GOLDEN_ARGS)
+	$(BIN)/python tools/golden $(GOLDEN_ARGS)
 
 # A link that leads nowhere is an error.
 docs: .venv-docs/.ready
