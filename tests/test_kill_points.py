@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("support") / "kill_points.py"
 # Every so many touches; 1 takes minutes.
-STEP = int(os.environ.get("SCOREMODE_KILL_STEP", "6"))
+STEP = int(os.environ.get("SCOREMODE_KILL_STEP", "20"))
 
 
 @pytest.mark.parametrize("kind", ["ppl", "reference", "stopped", "shard", "merge"])

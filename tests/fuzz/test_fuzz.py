@@ -1,6 +1,6 @@
 """A part of `make fuzz`: mutated checkpoints are refused in a clear line, or read right.
 
-`SCOREMODE_FUZZ` is the number of cases, 500 without it; `SCOREMODE_FUZZ_SEED` begins others.
+`SCOREMODE_FUZZ` is the number of cases, 150 without it; `SCOREMODE_FUZZ_SEED` begins others.
 """
 
 import json
@@ -16,7 +16,7 @@ from fuzz.bases import make_bases
 from fuzz.judge import Wrong, judge
 from fuzz.mutations import mutate
 
-CASES = int(os.environ.get("SCOREMODE_FUZZ", "500"))
+CASES = int(os.environ.get("SCOREMODE_FUZZ", "150"))
 SEED = int(os.environ.get("SCOREMODE_FUZZ_SEED", "0"))
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
 

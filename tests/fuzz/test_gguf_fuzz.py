@@ -1,6 +1,6 @@
 """A part of `make fuzz`: mutated GGUF files alone.
 
-`SCOREMODE_FUZZ_GGUF` is the number of cases, 200 without it.
+`SCOREMODE_FUZZ_GGUF` is the number of cases, 60 without it.
 """
 
 import os
@@ -12,7 +12,7 @@ from fuzz.gguf_bases import gguf_bases
 from fuzz.gguf_mutations import parse
 from fuzz.judge import Wrong, judge
 
-CASES = int(os.environ.get("SCOREMODE_FUZZ_GGUF", "200"))
+CASES = int(os.environ.get("SCOREMODE_FUZZ_GGUF", "60"))
 SEED = int(os.environ.get("SCOREMODE_FUZZ_SEED", "0"))
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
 

@@ -66,8 +66,8 @@ FIRST_LINE = "in program\n    def program() -> int:"
 def test_an_interrupt_at_any_moment_is_one_line(run):
     code, err, whole = run(None, 0)
     assert (code, err) == (0, "")
-    moments = [(signal.SIGINT, s) for s in (0, 0.001, 0.01, 0.03, 0.1)]
-    moments += [(signal.SIGINT, whole * share) for share in (0.4, 0.7, 0.95)]
+    moments = [(signal.SIGINT, s) for s in (0, 0.01, 0.1)]
+    moments += [(signal.SIGINT, whole * share) for share in (0.4, 0.9)]
     moments += [(signal.SIGTERM, whole / 2)]
     interrupted = 0
     for number, seconds in moments:
@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_moment_is_one_line(run):
         assert ended or (code, err) == (0, ""), (number, seconds, code, err)
         interrupted += ended
     # The last ones may come too late on a machine whose other work has ended.
-    assert interrupted >= 5
+    assert interrupted >= 3
 
 
 SWALLOWED = """

@@ -86,6 +86,7 @@ def test_the_record_says_what_ran(measured, long_text):
     assert record["status"] == "done"
 
 
+@pytest.mark.large
 def test_pages_have_the_torch_engines_log_likelihoods(measured, demo, engines):
     """Of several windows a page, and fewer tokens than a model reads."""
     text = (demo / "heldout.txt").read_text()
@@ -179,6 +180,7 @@ def test_conversations_are_the_torch_engines(measured, engines, demo):
 _SLIDING = ("-c", "256", "--stride", "128", "--dtype", "float32")
 
 
+@pytest.mark.large
 def test_sliding_windows_are_the_torch_engines(measured, demo, ran):
     text = ("-f", str(demo / "heldout.txt"))
     ours = measured("sliding", *text, *_SLIDING, "--engine-arg", "block_size=32")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-POINTS = 5
+POINTS = 3
 
 
 def test_wherever_it_is_killed_the_same_call_ends_alike(tmp_path):

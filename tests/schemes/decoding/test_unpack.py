@@ -49,17 +49,16 @@ def test_tables_are_the_formats():
         same(E4M3[code], torch.tensor(-value if code >= 128 else value))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=dtype_name)
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
 @pytest.mark.parametrize("width", [1, 2, 3, 6, 7, 24, 31, 32, 33, 63, 257])
 @pytest.mark.parametrize("bits", [4, 6, 8])
-def test_look_up_at_any_width_and_storage_offset(bits, width, offset, dtype):
+def test_look_up_at_any_width_and_storage_offset(bits, width):
     """Views of bytes that begin anywhere, as in a memory-mapped file."""
     width = width * 3 if bits == 6 else width
-    storage = random_bytes(5 * width + offset)
-    packed = storage[offset:].view(5, width)
-    actual = look_up(packed, FLOATS[bits], dtype, Scratch())
-    same(actual, TABLES[bits][codes_of(packed, bits)].to(dtype))
+    for offset in range(4):
+        packed = random_bytes(5 * width + offset)[offset:].view(5, width)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            actual = look_up(packed, FLOATS[bits], dtype, Scratch())
+            same(actual, TABLES[bits][codes_of(packed, bits)].to(dtype))
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
