@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scoremode.results.statistics.block_length import block_length
+from scoremode.results.statistics.blocks import block_length
 from scoremode.results.statistics.bootstrap import clusters, percentile_interval
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 

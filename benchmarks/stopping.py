@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from scoremode.results.folders.store import read_columns
-from scoremode.results.statistics.stopping import look_at
-from scoremode.results.statistics.windows import WindowSums, of_drawn, window_sums
+from scoremode.results.statistics.windows import WindowSums, look_at, of_drawn, window_sums
 from scoremode.text.stopping import looks_of, stop_rule
 
 

@@ -13,8 +13,9 @@ from support.comparisons import made
 
 from scoremode.cli.main import parsed_command
 from scoremode.demo.variants import _COLUMNS
-from scoremode.report.layout import columns_table
-from scoremode.report.verify import verify_table
+from scoremode.report.checks import verify_document
+from scoremode.report.document import columns_table
+from scoremode.report.rendering import document_text
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison
 
@@ -139,7 +140,7 @@ def test_verifys_page_shows_what_verify_prints():
             }
         ],
     }
-    assert f"{verify_table(value)}\n" == text
+    assert f"{document_text(verify_document(value))}\n" == text
 
 
 def test_choosings_figures_are_readmes():

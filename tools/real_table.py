@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.cli.process.screen import Screen
 from scoremode.demo.variants import measure_variants, variants_table
-from scoremode.report.layout import interval
-from scoremode.report.page.make import write_report
+from scoremode.report.document import interval_text
+from scoremode.report.page.document import write_report
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -57,7 +57,7 @@ def main() -> None:
         f"\n{dense['plan']['scored']:,} targets of {dense['corpus']['text']['bytes']:,} bytes, "
         f"protocol {dense['protocol']['name']}, computed in {dense['engine']['dtype']} on "
         f"{dense['engine']['device']['name']} in {time.monotonic() - begun:.0f} s;\nthe dense model's "
-        f"perplexity is {interval(dense['metrics']['ppl'], '.2f')}."
+        f"perplexity is {interval_text(dense['metrics']['ppl'], '.2f')}."
     )
 
 

@@ -209,9 +209,10 @@ class Run:
         _require(self, asked)
 
     def __str__(self) -> str:
-        from scoremode.report.finished import finished_table
+        from scoremode.report.rendering import document_text
+        from scoremode.report.run import finished_document
 
-        return finished_table(self.record, self.folder)
+        return document_text(finished_document(self.record, self.folder))
 
 
 @dataclass(frozen=True, eq=False)
@@ -464,7 +465,7 @@ def write_report(
     `runs`: as in `compare`, but those that can't be compared stand in sections of their own. Raises
     UsageError, also where the extra `scoremode[report]` is missing, and RunFolderError.
     """
-    from scoremode.report.page import make
+    from scoremode.report.page import document as make
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     return make.write_report(folders, Path(output), None if plots is None else Path(plots))[0]

@@ -11,8 +11,7 @@ from support.card_groups import BASE, made_run, two_groups
 import scoremode
 from scoremode.cli.card import groups_of
 from scoremode.cli.main import main
-from scoremode.report.card.block import BEGIN, END, card_block
-from scoremode.report.card.metadata import results_of
+from scoremode.report.card.content import BEGIN, END, card_block, results_of
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,12 @@ class Terminal(io.StringIO):
 def hub(monkeypatch) -> list:
     """Calls that would go to the hub."""
     sent: list = []
-    monkeypatch.setattr("scoremode.report.card.hub.remote_readme", lambda repo: ("# Mine\n", "c0"))
     monkeypatch.setattr(
-        "scoremode.report.card.hub.open_request", lambda *args: sent.append(args) or "https://pr/1"
+        "scoremode.report.card.repository.remote_readme", lambda repo: ("# Mine\n", "c0")
+    )
+    monkeypatch.setattr(
+        "scoremode.report.card.repository.open_request",
+        lambda *args: sent.append(args) or "https://pr/1",
     )
     return sent
 

@@ -20,7 +20,8 @@ from support.quantized import LibraryLinear, preset
 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.cli.main import main
-from scoremode.report.inspection import inspect_table
+from scoremode.report.inspection import inspect_document
+from scoremode.report.rendering import document_text
 
 KEYS = {
     *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),
@@ -106,7 +107,7 @@ def test_llm_int8_runs_as_declared(tmp_path):
     assert found["inputs"] == "int8 token, outliers from 6 apart"
     assert {run["arithmetic"] for run in found["runs"]} == {"weights+activations"}
     assert sum(run["modules"] for run in found["runs"]) == 3 * 7
-    assert "weights+activations: " in inspect_table(value)
+    assert "weights+activations: " in document_text(inspect_document(value))
 
 
 def test_inputs_that_nothing_declares_do_not_run_by_default(tmp_path):
@@ -170,7 +171,7 @@ def test_seventy_billion_are_told_by_their_headers(tmp_path):
     assert value["gib"] == pytest.approx(36.788, abs=0.001)
     assert value["formats"]["W4A16 g128"]["modules"] == 560
     assert value["shards"] == 30 and value["positions"] == 131072
-    text = inspect_table(value)
+    text = document_text(inspect_document(value))
     for words in ("70,553,706,496", "4.125 body", "36.788 GiB in 30 files", "q_proj ×80"):
         assert words in text
 
@@ -184,7 +185,7 @@ def test_experts_are_grouped(tmp_path):
         "experts.*.up_proj": 120,
     }
     assert value["formats"]["bf16"]["kinds"]["shared_experts.up_proj"] == 3
-    text = inspect_table(value)
+    text = document_text(inspect_document(value))
     assert "experts.*.up_proj ×120" in text and "experts.17" not in text
 
 
@@ -223,7 +224,7 @@ def test_json_has_the_same_facts(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed == value and set(printed) == KEYS
     assert main(["inspect", str(tmp_path), "--device", "cpu"]) == 1
-    assert capsys.readouterr().out == inspect_table(value) + "\n"
+    assert capsys.readouterr().out == document_text(inspect_document(value)) + "\n"
 
 
 @pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, "bfloat16"), (False, "float32")])
@@ -296,7 +297,7 @@ def test_refusals_are_listed_by_reason(tmp_path):
     )
     assert "marlin-24" in sparse and sparse.startswith("model.layers.0.self_attn.q_proj: ")
     assert value["formats"]["W4A16 g128"]["modules"] == 2
-    text = inspect_table(value)
+    text = document_text(inspect_document(value))
     assert "refused ×5" in text and "and 4 more" in text and "not at all" in text
 
 
@@ -327,7 +328,7 @@ def test_vocabularies_are_compared_in_words(tmp_path, config, rows, words):
     tensors = {"lm_head.weight": ("BF16", (rows, 64), None)}
     value = inspect(write_holes(tmp_path, CONFIG | config, tensors), device_name="cpu")
     assert value["vocabulary"]["tokenizer"] == 100 and value["vocabulary"]["head"] == rows
-    assert words in inspect_table(value)
+    assert words in document_text(inspect_document(value))
 
 
 def test_a_quantized_head_is_not_measured_by_its_codes(tmp_path):
@@ -349,12 +350,12 @@ def test_published_configs_can_be_inspected(data, tmp_path):
         if "quantization_config" in file.name or "config_groups" in config:
             config = {"quantization_config": config}
         value = inspect(write_holes(tmp_path / file.name, config, tensors), device_name="cpu")
-        assert inspect_table(value), file.name
+        assert document_text(inspect_document(value)), file.name
         json.dumps(value)
 
 
 def test_a_dense_model_has_nothing_quantized(demo):
-    text = inspect_table(inspect(str(demo / "model")))
+    text = document_text(inspect_document(inspect(str(demo / "model"))))
     assert "1,377,600, none quantized" in text and "0.0%" not in text
 
 
@@ -440,7 +441,7 @@ def test_a_config_alone(data, name):
         needs("step3p7")
     file = data / "configs" / "published" / f"{name}.json"
     value, expected = inspect_config(str(file), device_name="cpu"), BY_CONFIG[name]
-    text = inspect_table(value)
+    text = document_text(inspect_document(value))
     assert "config alone: no tensor was seen" in text and value.keys() >= KEYS
     if isinstance(expected, str):
         (reason, *_) = [refusal["reason"] for refusal in value["refusals"]]
@@ -507,7 +508,7 @@ def test_every_config_alone(data):
     assert len(files) > 70
     for file in files:
         value = inspect_config(str(file), device_name="cpu")
-        assert inspect_table(value), file.name
+        assert document_text(inspect_document(value)), file.name
         assert value["runs"]["possible"] or value["refusals"] or value["runs"]["reason"]
         json.dumps(value)
 

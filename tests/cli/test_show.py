@@ -9,7 +9,7 @@ from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
 from scoremode.results.folders.store import read_record, read_scores
-from scoremode.results.statistics.worst import stream_of, worst_tokens
+from scoremode.results.statistics.divergence import stream_of, worst_tokens
 
 PLACES = overlapping(9000, CONTEXT, 64)
 

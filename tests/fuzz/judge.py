@@ -11,7 +11,8 @@ from fuzz.oracle import Disputed, Oracle, is_one_line
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.cli.inspect import inspect
 from scoremode.errors import ScoremodeError
-from scoremode.report.inspection import inspect_table
+from scoremode.report.inspection import inspect_document
+from scoremode.report.rendering import document_text
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.fused_experts import Stacked, input_tensors
 from scoremode.schemes.resolve import Schemes, resolve
@@ -68,7 +69,7 @@ def _summaries(checkpoint: Checkpoint) -> list[str]:
 def _check_inspection(folder: Path) -> None:
     """It can be printed, whatever the folder holds."""
     value = inspect(str(folder))
-    text = inspect_table(value)
+    text = document_text(inspect_document(value))
     json.dumps(value, ensure_ascii=False).encode()
     if not all(line.isprintable() and len(line) < 5000 for line in text.split("\n")):
         raise Wrong(f"inspection {text[:3000]!r}")

@@ -25,7 +25,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
-from scoremode.report.inspection import inspect_table
+from scoremode.report.inspection import inspect_document
+from scoremode.report.rendering import document_text
 from scoremode.runs.planning import plan_text
 from scoremode.schemes.modelopt_config import parse_modelopt
 from scoremode.text.corpus import from_string
@@ -165,7 +166,7 @@ def check_commands(
     value = inspect(str(folder), device_name="cpu")
     assert value["refusals"] == [] and value["arithmetic"] == "weights"
     assert value["computed_by"]["class"] == classes[name]
-    assert ("text alone" in inspect_table(value)) == (
+    assert ("text alone" in document_text(inspect_document(value))) == (
         value["computed_by"]["text_alone"] is not None
     )
     planned = plan_text(

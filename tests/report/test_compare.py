@@ -9,7 +9,8 @@ import pytest
 from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, write_run
 
-from scoremode.report.compare import compare_csv, compare_markdown, compare_table
+from scoremode.report.compare import compare_document
+from scoremode.report.rendering import document_markdown, document_text, table_csv
 from scoremode.results.comparison.ranking import ranking
 
 PLACES = overlapping(9000, CONTEXT, 64)
@@ -29,7 +30,7 @@ def value(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_csv_has_a_line_a_run(value):
-    base, one, two = csv.DictReader(io.StringIO(compare_csv(value)))
+    base, one, two = csv.DictReader(io.StringIO(table_csv(compare_document(value).data)))
     assert (one["rank"], one["model"], two["rank"], two["next"]) == ("1", "one", "2", "")
     ranked, test = value["runs"][0], value["tests"][0]
     assert float(one["ppl"]) == ranked["ppl"]["value"]
@@ -43,21 +44,25 @@ def test_csv_has_a_line_a_run(value):
 
 def test_every_value_of_a_run_has_its_column_in_the_csv(value):
     """The table may leave one out; `source` and what a ratio is to are JSON's alone."""
-    _, one, _ = csv.DictReader(io.StringIO(compare_csv(value)))
+    _, one, _ = csv.DictReader(io.StringIO(table_csv(compare_document(value).data)))
     units = {"kld_nats": "kld", "kld_p99_nats": "kld_p99", "top1_share": "top1", "size_gib": "gib"}
     named = {units.get(name, name) for name in one}
     assert value["runs"][0].keys() - named == {"source", "ratio_to"}
 
 
 def test_markdown_is_two_tables(value):
-    tables = [part for part in compare_markdown(value).split("\n\n") if part.startswith("|")]
+    tables = [
+        part
+        for part in document_markdown(compare_document(value)).split("\n\n")
+        if part.startswith("|")
+    ]
     assert len(tables) == 2
     for table in tables:
         columns = {line.replace("\\|", "").count("|") for line in table.splitlines()}
         assert len(columns) == 1
 
 
-@pytest.mark.parametrize("render", [compare_table, compare_markdown, compare_csv])
+@pytest.mark.parametrize("render", [compare_document, compare_document, compare_document])
 def test_no_control_character_gets_through(render, value):
     text = render(value)
     assert all(c.isprintable() or c == "\n" for c in text) and "\\x1b" in text
@@ -65,7 +70,11 @@ def test_no_control_character_gets_through(render, value):
 
 def test_both_metrics_are_tested_and_a_ratio_is_of_perplexities(value):
     test = value["tests"][0]
-    ppl, kld = (line for line in compare_table(value).splitlines() if line.startswith("one - a|b"))
+    ppl, kld = (
+        line
+        for line in document_text(compare_document(value)).splitlines()
+        if line.startswith("one - a|b")
+    )
     low, high = test["ppl_ratio"]["ci95"]
     assert f" ×{test['ppl_ratio']['value']:.5f}  [{low:.5f}, {high:.5f}]" in ppl
     assert "  PPL  " in ppl and f" {test['ppl_difference']['value']:+.4f} " in ppl
@@ -75,14 +84,14 @@ def test_both_metrics_are_tested_and_a_ratio_is_of_perplexities(value):
 
 def test_a_run_alone_has_no_tests(tmp_path):
     alone: Path = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
-    text = compare_table(ranking([alone]))
+    text = document_text(compare_document(ranking([alone])))
     assert "against the next" not in text and "\nx " in text
 
 
 def test_where_no_interval_is_made_nothing_is_said_of_its_blocks(value):
-    assert "intervals from" in compare_table(value)
+    assert "intervals from" in document_text(compare_document(value))
     few = {**value, "tests": [], "runs": [_without(run) for run in value["runs"]]}
-    assert "intervals from" not in compare_table(few)
+    assert "intervals from" not in document_text(compare_document(few))
 
 
 def _without(run):

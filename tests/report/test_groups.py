@@ -9,12 +9,10 @@ import pytest
 from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, labels_of, write_run
 
-from scoremode.report.divergence import kld_table
-from scoremode.report.forms.csv import table_csv
-from scoremode.report.forms.markdown import document_markdown
-from scoremode.report.forms.text import document_text
+from scoremode.report.divergence import kld_document
 from scoremode.report.groups import compared_groups, group_counts, groups_document, rate
-from scoremode.report.table import run_table
+from scoremode.report.rendering import document_markdown, document_text, table_csv
+from scoremode.report.run import run_document
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.sections import sections
@@ -37,7 +35,7 @@ def runs(tmp_path_factory):
 
 def test_the_table_has_every_group_worst_first(runs):
     record = read_record(runs["one"])
-    text = kld_table(record, runs["one"])
+    text = document_text(kld_document(record, runs["one"]))
     groups = record["breakdown"]["label"]
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("group "))
@@ -52,13 +50,13 @@ def test_the_table_has_every_group_worst_first(runs):
         assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
     # The verbose one has the turns as well.
     assert "place in the turn" not in text
-    assert "256 and more" in kld_table(record, runs["one"], verbose=True)
+    assert "256 and more" in document_text(kld_document(record, runs["one"], verbose=True))
     assert all(len(line) <= 100 for line in lines[at:])
 
 
 def test_a_run_alone_has_perplexities(runs):
     record = read_record(runs["alone"])
-    text = run_table(record, runs["alone"])
+    text = document_text(run_document(record, runs["alone"]))
     for group in record["breakdown"]["label"]:
         (line,) = [line for line in text.splitlines() if line.startswith(group["group"])]
         assert f"{group['ppl']['value']:.4f}" in line
@@ -92,7 +90,9 @@ def test_what_was_not_measured_is_said(runs):
     record = read_record(runs["a-model-of-a-long-name-Q4_K_M"])
     assert "no change of entropy: measured without --full" in document_text(groups_document(record))
     few = [
-        line for line in kld_table(record, runs["one"]).splitlines() if "no interval for" in line
+        line
+        for line in document_text(kld_document(record, runs["one"])).splitlines()
+        if "no interval for" in line
     ]
     assert not few
     for group in record["breakdown"]["label"]:
@@ -101,7 +101,9 @@ def test_what_was_not_measured_is_said(runs):
             "note": "3 blocks of 64 tokens: an interval needs at least 8",
         }
     (line,) = [
-        x for x in kld_table(record, runs["one"]).splitlines() if x.startswith("no interval for")
+        x
+        for x in document_text(kld_document(record, runs["one"])).splitlines()
+        if x.startswith("no interval for")
     ]
     names, _, why = line.removeprefix("no interval for ").partition(": ")
     assert set(names.split(", ")) == {"prose", "code", "math"}
@@ -134,7 +136,7 @@ def test_no_name_does_anything_to_a_terminal(runs):
 @pytest.mark.parametrize("name", ["one", "alone"])
 def test_long_windows_are_told_by_the_tokens_before(name, runs):
     """By default: it is what they are for."""
-    shown = kld_table if name == "one" else run_table
+    shown = kld_document if name == "one" else run_document
     record = read_record(runs[name])
     assert "tokens before" not in shown(record, runs[name])
     position = np.tile(np.arange(1, 4200), 9)

@@ -4,11 +4,11 @@ import pytest
 from support.task_runs import measured_requests, rounded
 
 from scoremode.errors import UsageError
-from scoremode.report.compare import compare_table
-from scoremode.report.finished import finished_table
-from scoremode.report.forms.csv import table_csv
+from scoremode.report.compare import compare_document
 from scoremode.report.page.data import report_data
-from scoremode.report.page.parts import section_part
+from scoremode.report.page.document import section_part
+from scoremode.report.rendering import document_text, table_csv
+from scoremode.report.run import finished_document
 from scoremode.report.tasks import tasks_document, tasks_of_runs
 from scoremode.results.comparison.ranking import ranking
 
@@ -25,7 +25,7 @@ def runs(demo, tmp_path_factory):
 
 def test_a_run_alone_has_its_metrics(runs):
     alone, _ = runs
-    shown = finished_table(alone.record, alone.folder)
+    shown = document_text(finished_document(alone.record, alone.folder))
     head, _, first, *_ = shown.splitlines()
     assert head.split() == ["task", "questions", "metric", "value", "±"]
     accuracy = alone.record["tasks"]["groups"]["both"]["metrics"]["acc,none"]
@@ -56,7 +56,7 @@ def test_several_stand_side_by_side(runs):
 
 def test_compare_and_the_page_have_them(runs):
     folders = [run.folder for run in runs]
-    shown = compare_table(ranking(folders))
+    shown = document_text(compare_document(ranking(folders)))
     (head,) = (line for line in shown.splitlines() if line.startswith("task "))
     assert head.split()[:4] == ["task", "metric", "model", "questions"] and "lost" in head
     (section,) = report_data(folders)["sections"]

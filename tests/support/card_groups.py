@@ -7,7 +7,7 @@ from support.comparisons import made
 from support.run_folders import PLACES, write_run
 
 from scoremode.cli.card import groups_of
-from scoremode.report.card.block import Group
+from scoremode.report.card.content import Group
 
 HUB_TEXT = {
     "corpus.name": "org/data en validation",

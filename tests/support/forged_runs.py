@@ -13,7 +13,7 @@ from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, seal_of
 from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.sections import sections
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.divergence import worst_tokens
 
 
 def forged(

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 
 def _search(args: argparse.Namespace, request: "Request") -> int:
-    from scoremode.report.recipe import recipe_document
+    from scoremode.report.attribution import recipe_document
     from scoremode.runs.attribution.recipe import search
 
     screen = args.screen

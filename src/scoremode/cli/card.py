@@ -12,7 +12,7 @@ from scoremode.cli.flags.reproduction import joined, reproduction
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
-    from scoremode.report.card.block import Group
+    from scoremode.report.card.content import Group
     from scoremode.results.folders.finished import FinishedRun
 
 __all__ = ["add_parser", "card"]
@@ -73,7 +73,7 @@ def card(folders: Sequence[Path]) -> str:
 
 def groups_of(folders: Sequence[Path]) -> "list[Group]":
     """The runs by plan and base, each group ranked, in the order in which they were named."""
-    from scoremode.report.card.block import Group
+    from scoremode.report.card.content import Group
     from scoremode.results.comparison.ranking import check_folders, ranked
     from scoremode.results.folders.finished import open_run
 
@@ -114,7 +114,7 @@ def _grouped(runs: "Sequence[FinishedRun]") -> "list[list[FinishedRun]]":
 
 
 def _block(groups: "Sequence[Group]") -> str:
-    from scoremode.report.card.block import card_block
+    from scoremode.report.card.content import card_block
 
     return card_block(groups)
 
@@ -129,19 +129,19 @@ def _check(args: argparse.Namespace) -> None:
     if args.push is not None and not args.yes and not sys.stdin.isatty():
         raise UsageError(f"--push {args.push}: there is no terminal to ask on: give --yes")
     for repo in filter(None, (args.push, args.repo)):
-        from scoremode.report.card.hub import check_repo
+        from scoremode.report.card.repository import check_repo
 
         check_repo(repo)
 
 
 def _addresses(repo: str | None) -> Callable[[str], str] | None:
-    from scoremode.report.card.hub import address
+    from scoremode.report.card.repository import address
 
     return None if repo is None else partial(address, repo)
 
 
 def _write(args: argparse.Namespace, groups: "Sequence[Group]") -> None:
-    from scoremode.report.card.files import README, card_files, read_readme, write_files
+    from scoremode.report.card.repository import README, card_files, read_readme, write_files
 
     model = args.repo.rpartition("/")[2] if args.repo else args.write.resolve().name
     files = card_files(
@@ -158,8 +158,13 @@ def _write(args: argparse.Namespace, groups: "Sequence[Group]") -> None:
 
 
 def _push(args: argparse.Namespace, groups: "Sequence[Group]") -> int:
-    from scoremode.report.card.files import README, card_files
-    from scoremode.report.card.hub import changes, open_request, remote_readme
+    from scoremode.report.card.repository import (
+        README,
+        card_files,
+        changes,
+        open_request,
+        remote_readme,
+    )
 
     repo = args.push
     args.screen.stage(f"reading {repo} on the hub")

@@ -82,7 +82,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     check_least(0, args, "seed")
-    from scoremode.report.check import check_document
+    from scoremode.report.checks import check_document
     from scoremode.runs.check.check import check, rerun_of
     from scoremode.runs.check.sources import Sources
 

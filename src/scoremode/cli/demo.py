@@ -11,7 +11,7 @@ from scoremode.cli.flags.forms import add_form, print_result
 
 if TYPE_CHECKING:
     from scoremode.cli.process.screen import Screen
-    from scoremode.report.forms.document import Document
+    from scoremode.report.document import Document
 
 __all__ = ["add_parser"]
 
@@ -63,8 +63,8 @@ def _report(
     if args.form != "table":
         return None
     from scoremode.errors import UsageError
-    from scoremode.report.page.bundle import plotting
-    from scoremode.report.page.make import write_report
+    from scoremode.report.page.chart_types import plotting
+    from scoremode.report.page.document import write_report
 
     try:
         plotting()
@@ -78,14 +78,13 @@ def _report(
 
 def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
     from scoremode.demo.variants import variants_data
-    from scoremode.report.forms.document import Document, Prose
-    from scoremode.report.layout import interval
+    from scoremode.report.document import Document, Prose, interval_text
 
     first, table = records["dense"], variants_data(records)
     words = (
         f"{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
         f"{first['protocol']['name']}, computed in {first['engine']['dtype']};\nthe dense model's "
-        f"perplexity is {interval(first['metrics']['ppl'], '.2f')}, most of which is the text's.\n"
+        f"perplexity is {interval_text(first['metrics']['ppl'], '.2f')}, most of which is the text's.\n"
         "Ratios and KL(dense‖model) are paired, token by token, so the text cancels.\n"
         "Names without A16 quantize activations too, as their checkpoints declare. The model is tiny "
         "and made\nsensitive on purpose: the order is real, the sizes are its own."

@@ -179,7 +179,7 @@ def _add_engines(parser: argparse.ArgumentParser, first: argparse._ArgumentGroup
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.generation import generation_document
+    from scoremode.report.inspection import generation_document
 
     record = generated(args, command)
     print_result(args, record, generation_document)

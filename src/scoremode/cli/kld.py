@@ -150,7 +150,7 @@ def _print_block(result: "Result", form: str, *, apart: bool) -> None:
     if result.record.get("llama_cpp") is None:
         print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
         return
-    from scoremode.report.forms.markdown import preformatted
+    from scoremode.report.rendering import preformatted
     from scoremode.results.folders.finished import read_verified
     from scoremode.results.statistics.llama_cpp import block_of
 

@@ -26,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.table import plan_document
+    from scoremode.report.inspection import plan_document
     from scoremode.runs.planning import plan_text
 
     model = named_model(args)

@@ -33,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.page.make import write_report
+    from scoremode.report.page.document import write_report
     from scoremode.results.folders.paths import check_folder
 
     if args.plots is not None:

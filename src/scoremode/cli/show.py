@@ -98,7 +98,7 @@ def _worst(args: argparse.Namespace, found: "FinishedRun") -> list[dict[str, Any
     if args.worst <= len(kept) or len(kept) < 10:
         return kept[: args.worst]
     from scoremode.results.folders.finished import read_verified
-    from scoremode.results.statistics.worst import stream_of, worst_tokens
+    from scoremode.results.statistics.divergence import stream_of, worst_tokens
 
     scores, _ = read_verified(args.folder, found.record)
     assert scores.against is not None

@@ -39,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.errors import UsageError
-    from scoremode.report.status import status_document
+    from scoremode.report.runs import status_document
     from scoremode.results.folders.status import StatusReader, found_runs
     from scoremode.runs.sweep.manifest import unfinished
 

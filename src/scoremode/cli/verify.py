@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     check_least(1, args, "windows")
     check_least(0, args, "seed")
     options, reference = options_of(args, names), reference_options(args)
-    from scoremode.report.verify import verify_document
+    from scoremode.report.checks import verify_document
     from scoremode.runs.rescore.verify import VerifyRequest, verify
 
     reads_model(args, model)

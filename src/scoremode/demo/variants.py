@@ -8,8 +8,8 @@ from typing import Any
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.report.forms.document import Table, interval, measured, number, words
-from scoremode.report.forms.text import table_text
+from scoremode.report.document import Table, interval, measured, number, words
+from scoremode.report.rendering import table_text
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request, TotalProgress
 from scoremode.startup.clock import StageClock, Tell

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scoremode.results.folders.tables import LABEL
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.text.plan import Labels, Plan, make_plan
 from scoremode.text.protocol import Protocol
 

@@ -1,25 +1,27 @@
-"""An attribution as a table: each unit's bits, its divergence alone, and what is left without it."""
+"""Documents of an attribution and of a recipe: what each part of a model does to its KLD."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.forms.document import (
+from scoremode.report.document import (
     Column,
     Document,
     Facts,
     Table,
     data,
+    ends,
     interval,
+    interval_text,
     measured,
     number,
     words,
 )
-from scoremode.report.layout import ends
-from scoremode.report.layout import interval as interval_of
 from scoremode.results.comparison.rows import short_name
 
-__all__ = ["attribution_document"]
+__all__ = ["attribution_document", "recipe_document"]
+
 
 _COLUMNS = (
     data("rank"),
@@ -38,6 +40,21 @@ _COLUMNS = (
     number("accumulated", "accumulated_relative_error", ".4f"),
 )
 _FALLS = ("falls by", "how far the model's KLD falls with this unit of the base")
+_CHOICE_COLUMNS = (
+    words("unit", "unit"),
+    words("from", "from"),
+    words("stored as", "format"),
+    number("bits", "bits_per_weight", ".3f"),
+    Column("alone", "alone_kld_nats", lambda value: f"{value:.4g}"),
+)
+_CANDIDATE_COLUMNS = (
+    words("quant", None),
+    number("bits", None, ".3f"),
+    Column("predicted", None, lambda value: f"{value:.4g}"),
+    Column("KLD", None, lambda metric: f"{metric['value']:.4g}"),
+    Column("95 %", None, lambda metric: interval_text(metric, ".3g").removeprefix("95 % ")),
+    data("run"),
+)
 
 
 def attribution_document(
@@ -50,7 +67,7 @@ def attribution_document(
     facts = [
         ("model", short_name(str(record["checkpoint"]["source"]))),
         ("against", str(record["reference"]["source"])),
-        ("KLD", f"{whole['value']:.6g} nats   {interval_of(whole, '.4g')}"),
+        ("KLD", f"{whole['value']:.6g} nats   {interval_text(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
         *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),
         ("over", f"{whole['n']:,} tokens in {record['plan']['windows']:,} windows"),
@@ -106,3 +123,33 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
         unit["local"]["sqnr_db"],
         unit["accumulated"] and unit["accumulated"]["relative_error"],
     )
+
+
+def recipe_document(value: Mapping[str, Any], folder: Path) -> Document:
+    """The recipe that the run in `folder` measured, beside the quants that it was chosen from."""
+    rows = [
+        (c["name"], c["bits_per_weight"], c["predicted"], c["measured"], c["measured"], c["run"])
+        for c in value["candidates"]
+    ]
+    own = value["bits_per_weight"], value["predicted"], value["measured"], value["measured"]
+    rows.append(("the recipe", *own, str(folder)))
+    rows.sort(key=lambda row: row[1])
+    counts = Counter(choice["from"] for choice in value["choices"])
+    facts = [
+        ("budget", f"{value['budget']:g} bits per weight, {value['bits_per_weight']:.4f} taken"),
+        ("predicted", f"{value['predicted']:.6g} nats: the sum of what its parts do alone"),
+        (
+            "measured",
+            f"{value['measured']['value']:.6g} nats   {interval_text(value['measured'], '.4g')}",
+        ),
+        ("parts", ", ".join(f"{n} of {name}" for name, n in counts.most_common())),
+        ("record", str(folder / "recipe.json")),
+    ]
+    table = Table(
+        _CHOICE_COLUMNS,
+        tuple(
+            (c["unit"], c["from"], c["format"], c["bits_per_weight"], c["alone"])
+            for c in value["choices"]
+        ),
+    )
+    return Document((table, Table(_CANDIDATE_COLUMNS, tuple(rows)), Facts(tuple(facts))), table)

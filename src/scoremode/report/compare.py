@@ -1,30 +1,31 @@
 """Findings of `scoremode compare`, as a document: the ranking, then each run against the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scoremode.report.forms.csv import table_csv
-from scoremode.report.forms.document import (
+from scoremode.report.document import (
     Column,
     Document,
     Facts,
     Prose,
     Table,
+    counted,
     data,
     interval,
     measured,
+    printable,
+    without_interval,
     words,
 )
-from scoremode.report.forms.markdown import document_markdown
-from scoremode.report.forms.text import document_text
+from scoremode.report.facts import blocks_words, protocol_words, text_words
 from scoremode.report.groups import groups_of_runs
-from scoremode.report.layout import counted, printable, without_interval
 from scoremode.report.runs import runs_table
-from scoremode.report.table import blocks_words, protocol_words, text_words
 from scoremode.report.tasks import tasks_of_runs
 
-__all__ = ["compare_csv", "compare_document", "compare_markdown", "compare_table", "ranked_rows"]
+__all__ = ["compare_document", "ranked_rows", "rankings_table"]
+
+_TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
 
 def compare_document(value: Mapping[str, Any]) -> Document:
@@ -41,21 +42,6 @@ def compare_document(value: Mapping[str, Any]) -> Document:
     return Document(tuple(parts), ranking)
 
 
-def compare_table(value: Mapping[str, Any]) -> str:
-    """The comparison as text."""
-    return document_text(compare_document(value))
-
-
-def compare_markdown(value: Mapping[str, Any]) -> str:
-    """The comparison as Markdown."""
-    return document_markdown(compare_document(value))
-
-
-def compare_csv(value: Mapping[str, Any]) -> str:
-    """The ranking as CSV."""
-    return table_csv(compare_document(value).data)
-
-
 def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lines of the ranking: the base where it is no run, then the runs."""
     rows = [] if value["base"] is None else [value["base"]]
@@ -70,7 +56,21 @@ def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-_TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
+def rankings_table(values: Sequence[Mapping[str, Any]]) -> Table:
+    """The rankings of several texts and protocols as data: one table, whose lines say of which."""
+    tables = [compare_document(value).data for value in values]
+    rows = [
+        (
+            value["corpus"]["name"],
+            value["corpus"]["text"]["sha256"],
+            value["protocol"]["name"],
+            *row,
+        )
+        for value, table in zip(values, tables, strict=True)
+        for row in table.rows
+    ]
+    first = (data("text"), data("text_sha256"), data("protocol"))
+    return Table((*first, *tables[0].columns), tuple(rows))
 
 
 def _hidden(name: str, key: str) -> Column:

@@ -4,30 +4,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.forms.document import (
+from scoremode.report.document import (
     Column,
     Document,
     Facts,
     Prose,
     Table,
+    counted,
+    escaped,
+    interval,
+    interval_text,
     measured,
     number,
+    printable,
 )
-from scoremode.report.forms.document import interval as ends_of
-from scoremode.report.forms.text import document_text, table_text
+from scoremode.report.facts import headline_rows, measured_rows, page_rows, place_rows, ran_rows
 from scoremode.report.groups import KINDS, group_parts, rate
-from scoremode.report.layout import counted, escaped, interval, printable
-from scoremode.report.table import (
-    headline_rows,
-    measured_rows,
-    page_rows,
-    place_rows,
-    ran_rows,
-    run_data,
-)
+from scoremode.report.runs import run_data
 from scoremode.results.statistics.bootstrap import verdict
 
-__all__ = ["kld_document", "kld_table", "worst_facts", "worst_table"]
+__all__ = ["kld_document", "worst_facts"]
 
 Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
@@ -40,11 +36,6 @@ _VERDICTS = {
 
 # Numbers that the table of runs has.
 _TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", "model")
-
-
-def kld_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
-    """The result as text."""
-    return document_text(kld_document(record, folder, verbose=verbose))
 
 
 def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
@@ -76,10 +67,10 @@ def _divergence(record: Mapping[str, Any]) -> Rows:
     metrics, spread = record["metrics"], record["distribution"]["kld"]
     kld, top1 = metrics["kld"], metrics["top1"]
     rows = [
-        ("KLD", f"{kld['value']:.6g} nats   {interval(kld, '.4g')}"),
+        ("KLD", f"{kld['value']:.6g} nats   {interval_text(kld, '.4g')}"),
         ("against", _reference(record.get("reference") or {})),
         ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
-        ("same top-1", f"{top1['value']:.3%}   {interval(top1, '.3%')}"),
+        ("same top-1", f"{top1['value']:.3%}   {interval_text(top1, '.3%')}"),
         ("confident flips", _flips(record)),
     ]
     if floor := record.get("noise_floor"):
@@ -103,12 +94,12 @@ def _flips(record: Mapping[str, Any]) -> str:
 
 def _perplexities(metrics: Mapping[str, Any]) -> Rows:
     ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
-    found = f"{ratio['value']:.6f}   {interval(ratio, '.6f')}"
+    found = f"{ratio['value']:.6f}   {interval_text(ratio, '.6f')}"
     if ratio["ci95"] is not None:
         found += f", paired: {_VERDICTS[verdict(ratio['ci95'], 1.0, None)]}"
     return [
-        ("PPL", f"{ppl['value']:.6f}   {interval(ppl)}"),
-        ("base PPL", f"{base['value']:.6f}   {interval(base)}"),
+        ("PPL", f"{ppl['value']:.6f}   {interval_text(ppl)}"),
+        ("base PPL", f"{base['value']:.6f}   {interval_text(base)}"),
         ("PPL / base PPL", found),
     ]
 
@@ -124,15 +115,15 @@ def _details(record: Mapping[str, Any]) -> Rows:
     }
     rows = [("KLD percentiles", _percentiles(spread["kld"]))]
     rows += [
-        (words, f"{metrics[name]['value']:.6g} nats   {interval(metrics[name], '.4g')}")
+        (words, f"{metrics[name]['value']:.6g} nats   {interval_text(metrics[name], '.4g')}")
         for name, words in names.items()
         if name in metrics
     ]
     halved = metrics["halved"]
-    rows.append(("fell below half", f"{halved['value']:.3%}   {interval(halved, '.3%')}"))
+    rows.append(("fell below half", f"{halved['value']:.3%}   {interval_text(halved, '.3%')}"))
     if "entropy_change" in metrics:
         change, own, base = (metrics[k] for k in ("entropy_change", "entropy", "entropy_base"))
-        said = f"{change['value']:+.5g} nats   {interval(change, '+.4g')}"
+        said = f"{change['value']:+.5g} nats   {interval_text(change, '+.4g')}"
         rows.append(("entropy", f"{own['value']:.5g}, base {base['value']:.5g}: {said}"))
     rows += _agreement(metrics)
     difference = metrics["ppl"]["value"] - metrics["ppl_base"]["value"]
@@ -168,8 +159,10 @@ def _agreement(metrics: Mapping[str, Any]) -> Rows:
         ]
         if shares:
             rows.append((words, ", ".join(shares)))
-    rows.append(("Δp of the target", f"mean {delta['value']:+.3%}   {interval(delta, '+.3%')}"))
-    rows.append(("", f"RMS {rms['value']:.3%}   {interval(rms, '.3%')}"))
+    rows.append(
+        ("Δp of the target", f"mean {delta['value']:+.3%}   {interval_text(delta, '+.3%')}")
+    )
+    rows.append(("", f"RMS {rms['value']:.3%}   {interval_text(rms, '.3%')}"))
     return rows
 
 
@@ -217,20 +210,15 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
         Column(KINDS[of], None, escaped),
         number("share", None, ".2%"),
         measured("KLD", "kld", ".4g"),
-        ends_of(".4g"),
+        interval(".4g"),
         measured("PPL ratio", "ppl_ratio", ".5f"),
-        ends_of(".5f"),
+        interval(".5f"),
     )
     rows = (
         (g["group"], g["share"], g["kld"], g["kld"]["ci95"], g["ppl_ratio"], g["ppl_ratio"]["ci95"])
         for g in groups
     )
     return Table(columns, tuple(rows))
-
-
-def worst_table(facts: Sequence[Mapping[str, Any]]) -> str:
-    """The targets of largest KLD as text."""
-    return table_text(worst_facts(facts))
 
 
 def worst_facts(facts: Sequence[Mapping[str, Any]]) -> Table:

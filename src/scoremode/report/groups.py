@@ -4,19 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scoremode.report.forms.document import (
+from scoremode.report.document import (
     Column,
     Document,
     Facts,
     Prose,
     Table,
     data,
+    escaped,
     interval,
     measured,
     number,
     words,
 )
-from scoremode.report.layout import escaped
 
 __all__ = [
     "KINDS",

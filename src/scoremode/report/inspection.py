@@ -1,23 +1,34 @@
-"""Findings of `scoremode inspect`, as text."""
+"""Documents of what is there before a score is: a checkpoint, a plan, generated conversations."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.report.forms.document import Column, Document, Facts, Table, data, number
-from scoremode.report.forms.text import document_text
-from scoremode.report.layout import counted, printable
-from scoremode.report.table import bits
+from scoremode.report.document import (
+    Column,
+    Document,
+    Facts,
+    Table,
+    counted,
+    data,
+    number,
+    printable,
+)
+from scoremode.report.facts import (
+    bits,
+    conversation_rows,
+    left_out_rows,
+    protocol_words,
+    template_rows,
+    text_words,
+)
+from scoremode.report.groups import group_counts
 from scoremode.results.comparison.rows import gib_of
 
-__all__ = ["inspect_document", "inspect_table"]
+__all__ = ["generation_document", "inspect_document", "plan_document"]
+
 
 # Kinds of modules that are named.
 _KINDS = 16
-
-
-def inspect_table(value: Mapping[str, Any]) -> str:
-    """What a checkpoint holds, as text."""
-    return document_text(inspect_document(value))
 
 
 def inspect_document(value: Mapping[str, Any]) -> Document:
@@ -138,3 +149,106 @@ def _refusals(refusals: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]
 
 def _count(n: int | None) -> str:
     return "unknown" if n is None else f"{n:,}"
+
+
+def plan_document(value: Mapping[str, Any]) -> Document:
+    """A plan's counts and hashes."""
+    plan, tokenizer = value["plan"], value["tokenizer"]
+    if plan["stream_bos"] is None:
+        bos = "none added"
+    else:
+        bos = f"id {plan['stream_bos']} at the start"
+        if plan["window_bos"] is not None:
+            bos += ", and over the first token of every window"
+    facts = Facts(
+        (
+            ("protocol", protocol_words(value["protocol"])),
+            ("text", text_words(value["corpus"])),
+            ("text sha256", value["corpus"]["text"]["sha256"]),
+            ("tokenizer", f"{tokenizer['source']}, {tokenizer['size']:,} ids"),
+            ("BOS", bos),
+            ("tokens", f"{plan['tokens']:,}"),
+            ("windows", f"{plan['windows']:,}"),
+            ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            *group_counts(plan),
+            *conversation_rows(value["corpus"]),
+            *template_rows(value["corpus"]),
+            *left_out_rows(value["protocol"]),
+            ("tokens sha256", plan["tokens_sha256"]),
+            ("plan sha256", plan["sha256"]),
+        )
+    )
+    corpus, protocol = value["corpus"], value["protocol"]
+    plain = {
+        "protocol": protocol["name"],
+        "context_length": protocol["context_length"],
+        "stride": protocol["stride"],
+        "text": corpus["name"],
+        "text_bytes": corpus["text"]["bytes"],
+        "text_sha256": corpus["text"]["sha256"],
+        "tokenizer": tokenizer["source"],
+        "ids": tokenizer["size"],
+        "tokens": plan["tokens"],
+        "windows": plan["windows"],
+        "scored": plan["scored"],
+        "unique": plan["unique"],
+        "stream_bos": plan["stream_bos"],
+        "window_bos": plan["window_bos"],
+        "tokens_sha256": plan["tokens_sha256"],
+        "plan_sha256": plan["sha256"],
+    }
+    return Document((facts,), Table(tuple(map(data, plain)), (tuple(plain.values()),)))
+
+
+def generation_document(record: Mapping[str, Any]) -> Document:
+    """What was generated, by what, and how the replies ended."""
+    counts, sampling = record["counts"], record["sampling"]
+    row = {"file": record["output"]["name"], "base": record["base"]["source"], **counts, **sampling}
+    table = Table(tuple(map(data, row)), (tuple(row.values()),))
+    return Document((Facts(tuple(_generation_facts(record))),), table)
+
+
+def _generation_facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    counts, prompts, output = record["counts"], record["prompts"], record["output"]
+    yield "file", f"{printable(output['name'])}, sha256 {output['sha256'][:12]}…"
+    yield "base", printable(record["base"]["source"])
+    dropped = prompts["dropped_replies"]
+    own = f", of which {dropped:,} had a reply that was left out" if dropped else ""
+    yield "prompts", f"{prompts['prompts']:,} of {printable(prompts['name'])}{own}"
+    yield "sampled", _sampled(record["sampling"])
+    yield "by", _engine(record)
+    yield "replies", f"{counts['replies']:,}, {counts['tokens']:,} tokens"
+    yield "", f"{counts['ended']:,} ended by the model, {counts['cut']:,} cut at the limit"
+    if counts["respelled"]:
+        yield "", f"{counts['respelled']:,} with generated_ids: the tokenizer's would be others"
+    if counts["left_out"]:
+        yield "left out", f"{counts['left_out']:,}, which don't read back as the tokens generated"
+    score = " --score completion" if prompts["with_history"] else ""
+    yield (
+        "score it",
+        f"scoremode kld QUANT --reference BASE --conversations {output['name']}{score}",
+    )
+    if score:
+        yield "", f"{prompts['with_history']:,} prompts have turns that the base did not say"
+
+
+def _sampled(sampling: Mapping[str, Any]) -> str:
+    if sampling["temperature"] == 0:
+        return f"the likeliest token, at most {sampling['max_new_tokens']:,}"
+    words = [f"temperature {sampling['temperature']:g}"]
+    if sampling["top_k"]:
+        words.append(f"top-k {sampling['top_k']}")
+    if sampling["top_p"] < 1:
+        words.append(f"top-p {sampling['top_p']:g}")
+    words.append(f"at most {sampling['max_new_tokens']:,} tokens")
+    if sampling["samples"] > 1:
+        words.append(f"{sampling['samples']} times each")
+    return ", ".join([*words, f"seed {sampling['seed']}"])
+
+
+def _engine(record: Mapping[str, Any]) -> str:
+    engine, versions = record["engine"], record["versions"]
+    if engine["engine"] == "vllm":
+        return f"vLLM {engine['vllm']} in {engine['dtype']}"
+    where = printable(engine["device"]["name"])
+    return f"transformers {versions['transformers']} in {engine['dtype']} on {where}"

@@ -1,21 +1,26 @@
-"""Finished runs as a table, a line each, whoever shows it."""
+"""Tables with a line a run: finished ones, running ones, and those that a sweep would run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from scoremode.report.forms.document import (
+from scoremode.report.document import (
     Column,
+    Document,
+    Facts,
     Said,
     Table,
     data,
     interval,
     measured,
     number,
+    printable,
     size,
     words,
 )
+from scoremode.results.comparison.rows import base_row, run_row, short_name
 
-__all__ = ["runs_table"]
+__all__ = ["foreseen_document", "run_data", "runs_table", "status_document"]
 
 
 def runs_table(
@@ -52,6 +57,12 @@ def runs_table(
     return Table(columns, tuple((*_cells(row), *(row.get(k) for k in further)) for row in rows))
 
 
+def run_data(record: Mapping[str, Any], folder: Path) -> Table:
+    """The run as a line of a table, its base as another."""
+    base, name = base_row(record), short_name(str(record["checkpoint"]["source"]))
+    return runs_table([*([base] if base else []), run_row(record, folder, name)])
+
+
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     ratio = Said("base") if row["is_base"] and row["ppl_ratio"] is None else row["ppl_ratio"]
     return (
@@ -65,3 +76,170 @@ def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _ends(metric: Mapping[str, Any] | None) -> Any:
     return None if metric is None else metric["ci95"]
+
+
+def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
+    """The document of what `results.folders.status` says of each run."""
+    table = Table(_columns(states), tuple(_row(state) for state in states))
+    said = []
+    for state in states:
+        if problem := state.get("problem"):
+            said.append((_name(state), problem))
+        if command := state.get("resume"):
+            said.append((_name(state), f"goes on with: {command}"))
+    shown = table.filled()
+    # Of a sweep that was ended all models that wait have the same to say.
+    facts = tuple(dict.fromkeys(said))
+    return Document((shown, Facts(facts)) if facts else (shown,), table)
+
+
+def _name(state: Mapping[str, Any]) -> str:
+    """What is said is of a run's folder, or of a sweep's, or of the model that has none."""
+    return _last(state["model"] if state["state"] == "failed" else state["folder"])
+
+
+def _last(path: str) -> str:
+    """The last part of a path, which tells it from its neighbours; a `model.gguf` needs its folder's
+    name for that."""
+    place = Path(path)
+    if place.name.lower() == "model.gguf" and place.parent.name:
+        return printable(f"{place.parent.name}/{place.name}")
+    return printable(place.name or path)
+
+
+def _shown(form: str) -> Callable[[Mapping[str, Any]], str]:
+    """A metric with half of its interval's width behind it, the larger half."""
+
+    def show(metric: Mapping[str, Any]) -> str:
+        value, ends = metric["value"], metric["ci95"]
+        text = f"{value:{form}}"
+        if ends is None or not value:
+            return text
+        half = max(ends[1] - value, value - ends[0]) / abs(value)
+        return f"{text} ±{100 * half:.2g} %"
+
+    return show
+
+
+def _metric(head: str, key: str, form: str) -> Column:
+    return Column(
+        head,
+        key,
+        _shown(form),
+        lambda metric: (metric["value"], *(metric["ci95"] or (None, None))),
+        ("", "_low", "_high"),
+    )
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+_COLUMNS = (
+    Column("run", "folder", _last),
+    words("state", "state"),
+    Column("model", "model", _last),
+    data("reference"),
+    data("protocol"),
+    data("text"),
+    Column(
+        "windows",
+        "windows",
+        lambda both: f"{both[0]:,} of {both[1]:,}",
+        lambda both: both,
+        ("", "_planned"),
+    ),
+    Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}"),
+    Column("left", "seconds_left", _duration),
+    _metric("PPL", "ppl", ".4f"),
+    _metric("PPL / base", "ppl_ratio", ".4f"),
+    _metric("KLD", "kld_nats", ".5f"),
+)
+
+
+def _columns(states: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """The columns, with a heading for protocol and text where runs of several are shown: without, one
+    would take their numbers for comparable."""
+    several = {key for key in ("protocol", "text") if len({s[key] for s in states if key in s}) > 1}
+    return tuple(words(c.key, c.key) if c.key in several else c for c in _COLUMNS)
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    """Such as `running` or `running, shard 2/4`; of a shard that is done `shard 2/4`."""
+    if (shard := state.get("shard")) is None:
+        return state["state"]
+    begin = "" if state["state"] == "shard" else f"{state['state']}, "
+    return f"{begin}shard {shard}"
+
+
+def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    found = state.get("estimates") or {}
+    return (
+        state["folder"],
+        _state(state),
+        state.get("model"),
+        state.get("reference"),
+        state.get("protocol"),
+        state.get("text"),
+        (state["windows"], state["of"]) if "windows" in state else None,
+        state.get("windows_per_second"),
+        state.get("seconds_left"),
+        found.get("ppl"),
+        found.get("ppl_ratio"),
+        found.get("kld"),
+    )
+
+
+def foreseen_document(value: Mapping[str, Any]) -> Document:
+    """The document of `runs.sweep.foreseen.foresee`'s findings."""
+    rows = value["rows"]
+    columns = (
+        words("model", "model"),
+        number("text", "pair", "d"),
+        words("would", "state"),
+        words("from", "source"),
+        number("GiB to read", "gib", ".3f"),
+        number("s", "seconds", ".0f"),
+        words("why not", "error"),
+    )
+    if not any(row["error"] for row in rows):
+        columns = columns[:-1]
+    cells = [
+        (
+            f"{row['model']} (the base)" if row["is_base"] else row["model"],
+            row["pair"] + 1,
+            row["state"],
+            row["source"],
+            None if row["bytes"] is None or row["state"] == "done" else row["bytes"] / 2**30,
+            row["seconds"],
+            row["error"],
+        )[: len(columns)]
+        for row in rows
+    ]
+    table = Table(columns, tuple(cells))
+    seconds = value["seconds"]
+    took = (
+        "not known: no finished run is there to tell" if seconds is None else _sweep_time(seconds)
+    )
+    facts = [
+        ("to run", f"{value['to_run']} of {len(rows)}"),
+        ("to read", f"{value['bytes'] / 2**30:.3f} GiB"),
+        ("time", took),
+        ("into", value["output"]),
+    ]
+    if len(value["pairs"]) > 1:
+        facts = [(f"text {i}", t) for i, t in enumerate(value["pairs"], 1)] + facts
+    if value["download"]:
+        facts.insert(-2, ("to fetch", f"{value['download'] / 2**30:.3f} GiB from the hub"))
+    return Document((table, Facts(tuple(facts))), table)
+
+
+def _sweep_time(seconds: float) -> str:
+    whole = round(seconds)
+    text = f"{whole} s" if whole < 120 else f"{whole // 60} min"
+    return f"{text}, by what earlier runs there took"

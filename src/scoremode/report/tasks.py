@@ -4,11 +4,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.forms.document import Column, Document, Facts, Table, number, words
-from scoremode.report.layout import printable
-from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows
+from scoremode.report.document import Column, Document, Facts, Table, number, printable, words
+from scoremode.report.facts import headline_rows, measured_rows, place_rows, ran_rows
 
 __all__ = ["tasks_document", "tasks_of_runs"]
+
+_COLUMNS = (
+    words("task", "task"),
+    number("questions", "questions", ",d"),
+    words("metric", "metric"),
+    number("value", "value", ".4f"),
+    number("±", "stderr", ".4f"),
+)
+_PAIRED = (
+    number("base", "base", ".4f"),
+    number("change", "change", "+.4f"),
+    Column(
+        "95 %",
+        "change_ci95",
+        lambda ends: f"[{ends[0]:+.4f}, {ends[1]:+.4f}]",
+        lambda ends: tuple(ends),
+        ("_low", "_high"),
+    ),
+    number("lost", "lost", ",d"),
+    number("gained", "gained", ",d"),
+    number("p", "mcnemar_p", ".2g"),
+    number("KLD", "kld", ".3g"),
+)
 
 
 def tasks_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
@@ -93,27 +115,3 @@ def _rows(name: str, questions: int, part: Mapping[str, Any]) -> Iterator[tuple[
             pair.get("p"),
             kld,
         )
-
-
-_COLUMNS = (
-    words("task", "task"),
-    number("questions", "questions", ",d"),
-    words("metric", "metric"),
-    number("value", "value", ".4f"),
-    number("±", "stderr", ".4f"),
-)
-_PAIRED = (
-    number("base", "base", ".4f"),
-    number("change", "change", "+.4f"),
-    Column(
-        "95 %",
-        "change_ci95",
-        lambda ends: f"[{ends[0]:+.4f}, {ends[1]:+.4f}]",
-        lambda ends: tuple(ends),
-        ("_low", "_high"),
-    ),
-    number("lost", "lost", ",d"),
-    number("gained", "gained", ",d"),
-    number("p", "mcnemar_p", ".2g"),
-    number("KLD", "kld", ".3g"),
-)

@@ -10,7 +10,7 @@ from scoremode.engines.base import Engine, Options
 from scoremode.errors import EngineError
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
-from scoremode.results.statistics.effects import CONFIDENT
+from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, TotalProgress, Watch
 from scoremode.startup.clock import StageClock

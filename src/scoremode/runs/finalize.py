@@ -20,9 +20,9 @@ from scoremode.results.folders.tables import LABEL, answers_of, write_requests
 from scoremode.results.record.checks import stopping
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.pages import pages_section
-from scoremode.results.statistics.places import CONVERSATION
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.blocks import CONVERSATION
+from scoremode.results.statistics.bootstrap import pages_section
+from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.runs.context import RunContext
 from scoremode.text.calibration import Overlap
 from scoremode.text.conversations.corpus import Conversations

@@ -11,9 +11,8 @@ from scoremode.errors import InvalidMeasurement, UnsupportedFormat
 from scoremode.lib.tasks import Task
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
-from scoremode.results.statistics.places import CONVERSATION
-from scoremode.results.statistics.stopping import look_at
-from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
+from scoremode.results.statistics.blocks import CONVERSATION
+from scoremode.results.statistics.windows import WindowSums, estimates_of, look_at, window_sums
 from scoremode.runs.context import RunContext
 from scoremode.runs.request import Watch
 from scoremode.runs.resume import check_files, files_section, read_part

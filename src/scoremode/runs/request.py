@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from scoremode.engines.base import Options
 from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
-from scoremode.results.statistics.effects import CONFIDENT
+from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.results.statistics.windows import Estimate
 from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus

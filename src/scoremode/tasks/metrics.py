@@ -12,7 +12,7 @@ from scoremode.lib.json import json_digest
 from scoremode.results.folders.tables import ANSWERS, write_table
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, block_bootstrap
-from scoremode.results.statistics.paired_answers import paired_answers
+from scoremode.results.statistics.pairs import paired_answers
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
 __all__ = ["HarnessResults", "tasks_section"]

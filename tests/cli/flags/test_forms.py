@@ -9,7 +9,7 @@ from scoremode.cli.flags.forms import add_form, print_result, rendered
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.process.screen import Screen
 from scoremode.errors import UsageError
-from scoremode.report.forms.document import Column, Document, Facts, Table
+from scoremode.report.document import Column, Document, Facts, Table
 
 TABLE = Table((Column("a", "a_nats"),), ((1,),))
 DOCUMENT = Document((Facts((("x", "y"),)), TABLE), TABLE)

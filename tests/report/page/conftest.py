@@ -65,7 +65,7 @@ def made_report(tmp_path_factory) -> Made:
 
 
 def worst(scores: Scores) -> list[dict]:
-    from scoremode.results.statistics.worst import worst_tokens
+    from scoremode.results.statistics.divergence import worst_tokens
 
     assert scores.against is not None
     return worst_tokens(scores, scores.against)

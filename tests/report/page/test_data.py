@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from support.run_folders import CONTEXT, write_run
 
 import scoremode
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.report.page.data import report_data
+from scoremode.report.page.data import (
+    base_of,
+    grouped,
+    provenance,
+    report_data,
+    run_of,
+    short_names,
+)
+from scoremode.report.page.summary import summarized
 from scoremode.results.comparison.ranking import ranking
 
 
@@ -164,3 +173,117 @@ def test_a_page_says_that_they_are_conversations(tmp_path):
         "whole, 10,000 times. So few that 95 % intervals cover 89% where a few are far harder."
     )
     assert section["blocks"] == 16 and section["block_length"] == 1
+
+
+def test_a_run_has_its_sizes_and_format(made_report):
+    summary = summarized(made_report.folders["b"], [])
+    run = run_of(summary, "r7", 3, "b", {}, of_base=False)
+    assert (run["id"], run["model"], run["name"], run["is_base"]) == ("r7", 3, "b", False)
+    assert (run["bytes"], run["gib"], run["mib"]) == (500, 500 / 2**30, 500 / 2**20)
+    assert (run["bits_body"], run["bits_file"], run["format"]) == (5.0, 4.25, "W4A16-g128")
+    assert run["flips"]["value"] == 1 - run["top1"]["value"]
+    assert run["flips"]["lower"] == 1 - run["top1"]["upper"]
+    assert run["noise"] is None and run["folder"] == str(made_report.folders["b"])
+
+
+def test_a_noise_floor_is_told(made_report):
+    summary = summarized(made_report.folders["b"], [])
+    floor = {"value": 1e-4, "ci95": None, "n": 5, "note": "few"}
+    summary.run.record["noise_floor"] = {"words": "again", "kld": floor, "resolves": True}
+    noise = run_of(summary, "r", 0, "b", {}, of_base=False)["noise"]
+    assert noise == {"value": 1e-4, "lower": None, "upper": None, "n": 5, "note": "few"}
+
+
+def test_a_run_without_a_base(made_report):
+    run = run_of(summarized(made_report.folders["alone"], []), "r", 0, "x", {}, of_base=False)
+    nothing = ("kld", "kld_median", "kld_p999", "kld_max", "top1", "flips", "lost", "gained")
+    assert [run[key] for key in (*nothing, "ppl_ratio")] == [None] * 9
+
+
+def test_the_base_is_what_the_runs_say(made_report):
+    record = json.loads((made_report.folders["a"] / "record.json").read_text())
+    base = base_of(record, "base", "r0", {"ppl_base": {"ci95": (1, 9)}})
+    assert base is not None and base["ppl"]["value"] == record["metrics"]["ppl_base"]["value"]
+    # Its section's, not the record's.
+    assert (base["ppl"]["lower"], base["ppl"]["upper"]) == (1, 9)
+    assert (base["source"], base["sha256"], base["kind"]) == ("models/base", "1f" * 32, "stored")
+    assert base["bytes"] is None and base["bits_body"] is None and base["dtype"] is None
+    record["reference"] = {"source": "logits.kld", "checkpoint": None}
+    assert (base_of(record, "x", None, {}) or {})["source"] == "logits.kld"
+    del record["reference"]
+    assert base_of(record, "x", None, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        ([], []),
+        (["models/x"], ["x"]),
+        (["m/SmolLM2-135M.Q4_K_M.gguf", "m/SmolLM2-135M.Q8_0.gguf"], ["Q4_K_M", "Q8_0"]),
+        (["hub:a/Llama-AWQ@c0ffee", "hub:b/Llama-GPTQ@1"], ["AWQ", "GPTQ"]),
+        # The base's own name is all that the others begin with: nothing is taken away.
+        (["x/Llama", "x/Llama-AWQ"], ["Llama", "Llama-AWQ"]),
+        (["a/model", "b/model", "b/other"], ["a/model", "b/model", "other"]),
+        (["r/a/m", "s/a/m"], ["r/a/m", "s/a/m"]),
+        # Not in the middle of a word.
+        (["W4A16", "W4A8"], ["W4A16", "W4A8"]),
+        (["m.gguf", "m.safetensors"], ["m.gguf", "m.safetensors"]),
+        (["hub:a/x@1", "hub:a/x@2"], ["hub:a/x@1", "hub:a/x@2"]),
+        (["/", "//"], ["/", "//"]),
+        (["\ud800<b>", "x"], ["\ud800<b>", "x"]),
+    ],
+)
+def test_names(sources, names):
+    assert short_names(sources) == names
+    assert len(set(short_names(sources))) == len(sources)
+
+
+def record(plan: str, base: str | None = None, vocabulary: int = 12) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "plan": {"sha256": plan},
+        "engine": {"vocabulary": vocabulary},
+        "corpus": {"text": {"sha256": "t"}},
+    }
+    return made if base is None else made | {"reference": {"sha256": base}}
+
+
+def test_one_plan_one_width_one_base():
+    assert grouped([record("p", "x"), record("q", "x"), record("p", "x")]) == [[0, 2], [1]]
+    assert grouped([record("p", "x"), record("p", "y")]) == [[0], [1]]
+    assert grouped([record("p", "x"), record("p", "x", 13)]) == [[0], [1]]
+    assert grouped([]) == []
+
+
+def test_runs_without_a_base_join_where_there_is_one_base_alone():
+    assert grouped([record("p"), record("p", "x"), record("p")]) == [[0, 1, 2]]
+    assert grouped([record("p", "x"), record("p"), record("p", "y")]) == [[0], [1], [2]]
+    assert grouped([record("p"), record("q", "x"), record("p")]) == [[0, 2], [1]]
+
+
+def test_a_reference_of_the_first_records_has_no_hash():
+    old = record("p") | {"reference": {"source": "base"}}
+    assert grouped([old, record("p", "x")]) == [[0], [1]]
+
+
+def test_it_is_what_the_record_says(made_report):
+    record = json.loads((made_report.folders["a"] / "record.json").read_text())
+    found = provenance(record)
+    assert found["command"] == record["command"] and found["seconds"] == record["seconds"]
+    assert found["hashes"]["record"] == record["sha256"]
+    assert found["hashes"]["scores.parquet"] == record["scores"]["sha256"]
+    assert found["hashes"]["reference"] == record["reference"]["sha256"]
+    assert found["files"] == record["checkpoint"]["files"] and found["more_files"] == 0
+    facts = {fact["label"]: fact["value"] for fact in found["facts"]}
+    assert "bfloat16" in facts["arithmetic"] and facts["device"].startswith("made")
+    run = next(r for r in made_report.section["runs"] if r["name"] == "a")
+    assert run["provenance"] == found
+
+
+def test_of_many_files_some_are_named_and_the_rest_counted(made_report):
+    record = json.loads((made_report.folders["a"] / "record.json").read_text())
+    record["checkpoint"]["files"] = {f"model-{i:05}.safetensors": "00" * 32 for i in range(30)}
+    del record["versions"]
+    found = provenance(record)
+    assert next(iter(found["files"])) == "model-00000.safetensors"
+    assert len(found["files"]) + found["more_files"] == 30 and found["more_files"] == 18
+    assert found["versions"] == {}

@@ -1,16 +1,21 @@
 """The page's text: one file, of bounded size, whose policy allows what is in it and nothing else."""
 
 import base64
+import copy
 import hashlib
 import json
 import re
+import sys
 import zlib
 from html.parser import HTMLParser
 
 import pytest
 from support.report_data import report_data
+from support.run_folders import NOISE, scores_of, write_run
 
-from scoremode.report.page.document import page
+from scoremode.errors import UsageError
+from scoremode.report.page.document import finding, page, section_part, write_report
+from scoremode.report.page.style import text
 
 pytest.importorskip("vl_convert")
 
@@ -88,3 +93,97 @@ def test_licences_are_in_it_and_several_sections_are_listed(six):
     two = page(report_data(3, sections=2))
     assert 'href="#s1"' in two and 'href="#s1"' not in six
     assert "Made by scoremode 0.1.0" in two
+
+
+def section(count=5):
+    return copy.deepcopy(report_data(count)["sections"][0])
+
+
+def test_the_closest_is_named_with_its_numbers():
+    made = section()
+    first = made["runs"][0]
+    words = finding(made)
+    assert words.startswith(f"{first['name']} is the closest to the base: mean KLD")
+    assert f"{first['kld']['value']:.3g}" in words
+
+
+def test_the_frontier_is_counted():
+    made = section()
+    frontier = next(f for f in made["frontiers"] if f["id"] == "bits_file/kld")
+    beaten = frontier["line"].pop(1)
+    names = {run["id"]: run["name"] for run in made["runs"]}
+    words = finding(made)
+    assert f"{len(frontier['line'])} of 5 lie on the frontier" in words
+    assert names[beaten] not in words.split("frontier")[1]
+    frontier["line"][:] = [point["run"] for point in frontier["points"]]
+    assert "All lie on the frontier" in finding(made)
+
+
+def test_who_cannot_be_told_apart_is_said():
+    made = section()
+    assert "told apart" not in finding(made)
+    pair = made["matrices"][0]["pairs"][0]
+    pair["verdict"] = "not distinguishable"
+    names = {run["id"]: run["name"] for run in made["runs"]}
+    assert f"can't be told apart from {names[pair['b']]}" in finding(made)
+
+
+def test_one_run_none_and_no_base():
+    assert "against its base: mean KLD" in finding(section(1))
+    exact = section(1)
+    exact["runs"][0]["kld"] |= {"value": 0.0, "lower": 0.0, "upper": 0.0}
+    assert "exactly what its base does" in finding(exact)
+    alone = section(1)
+    alone["runs"][0]["is_base"] = True
+    assert finding(alone) == "Only the base itself was measured."
+    made = section(3)
+    made["ranked_by"] = "ppl"
+    assert "the lowest perplexity: " in finding(made) and "KLD" not in finding(made)
+
+
+def test_each_place_of_a_chart_has_its_specs():
+    section = report_data(6)["sections"][0]
+    part = section_part(section, alone=True)
+    for name, specs in part.charts.items():
+        assert f'data-chart="{name}"' in part.html and specs
+    assert part.html.count('class="chart"') == len(part.charts) == 7
+    assert "<h2" not in part.html and text(finding(section)) not in part.html
+
+
+def test_one_of_several_has_a_heading_and_its_finding():
+    section = report_data(6, sections=2)["sections"][1]
+    part = section_part(section, alone=False)
+    assert '<h2 id="s1">' in part.html and text(finding(section)) in part.html
+    assert "Note: runs/old has no hashes" in part.html
+
+
+def test_greys_are_explained_where_there_are_some():
+    words = "In colour: the closest on the frontier"
+    assert words not in section_part(report_data(7)["sections"][0], alone=True).html
+    assert words in section_part(report_data(8)["sections"][0], alone=True).html
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for name, noise in NOISE.items():
+        write_run(tmp_path / "runs" / name, scores_of(noise))
+    return tmp_path / "runs"
+
+
+def test_a_folder_of_runs_becomes_a_page_and_plots(runs, tmp_path):
+    pytest.importorskip("vl_convert")
+    output = tmp_path / "report.html"
+    command = ["scoremode", "report", "runs"]
+    files = write_report([runs], output, tmp_path / "plots", command=command)
+    assert files[0] == output and set(files[1:]) == set((tmp_path / "plots").iterdir())
+    page = output.read_text()
+    assert all(name in page for name in NOISE) and "scoremode report runs" in page
+    write_report([runs], tmp_path / "again.html", command=command)
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_without_the_extra_nothing_is_read_or_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(UsageError, match="scoremode"):
+        write_report([tmp_path / "none"], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []

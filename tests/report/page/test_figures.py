@@ -1,11 +1,22 @@
 """Which figures a section has, and what they say of the base."""
 
 import copy
+import struct
+import xml.etree.ElementTree as ElementTree
 
+import pytest
 from support.report_data import report_data
 
-from scoremode.report.page.chart_rows import identities, own_rows
-from scoremode.report.page.figures import figures
+from scoremode.errors import RunFolderError
+from scoremode.report.page.figures import (
+    figures,
+    frontier_rows,
+    identities,
+    lines,
+    own_rows,
+    write_plots,
+)
+from scoremode.report.page.style import TINTS
 
 
 def made(section):
@@ -60,3 +71,93 @@ def test_a_run_at_0_which_a_logarithm_has_no_place_for_is_told():
     for frontier in section["frontiers"]:
         frontier["points"] = [p for p in frontier["points"] if p["run"] == exact["id"]]
     assert not {"kld", "kld_p999", "percentiles"} & made(section).keys()
+
+
+def test_few_runs_have_tints_of_their_own_and_many_have_those_on_the_frontier():
+    section = report_data(7)["sections"][0]
+    assert sorted(one["tint"] for one in identities(section).values()) == list(range(7))
+    many = report_data(20)["sections"][0]
+    who = identities(many)
+    ahead = next(f for f in many["frontiers"] if f["id"] == "bits_file/kld")["line"]
+    tinted = {run for run, one in who.items() if one["tint"] < len(TINTS) - 1}
+    assert tinted <= set(ahead) and len(tinted) == min(7, len(ahead))
+    assert many["runs"][0]["id"] in tinted
+
+
+def test_rows_of_a_frontier_are_its_points():
+    section = report_data(6)["sections"][0]
+    who, runs = identities(section), {run["id"]: run for run in section["runs"]}
+    for frontier in section["frontiers"]:
+        size, of = frontier["id"].split("/")
+        for row in frontier_rows(section, frontier, who):
+            run = runs[row["id"]]
+            value = run[of]["value"]
+            expected = 100 * (value - 1) if of == "ppl_ratio" else value
+            assert abs(row["y"] - expected) <= 1e-6 * abs(expected) + 1e-12
+            # 6 quants of a model of 135 million weights: an axis in GiB.
+            assert row["x"] == (run[size] / 2**30 if size == "bytes" else run[size])
+            assert row["ahead"] == (row["id"] in frontier["line"]) and row["wide"] and row["narrow"]
+
+
+def test_a_kld_of_0_has_no_place_on_a_logarithm():
+    section = copy.deepcopy(report_data(3)["sections"][0])
+    frontier = next(f for f in section["frontiers"] if f["id"] == "bytes/kld")
+    frontier["points"][0] |= {"y": 0.0, "lower": 0.0, "upper": 0.0}
+    assert len(frontier_rows(section, frontier, identities(section))) == 2
+
+
+def test_lines_stay_arrays_and_percentiles_are_the_runs():
+    section = report_data(4)["sections"][0]
+    who = identities(section)
+    rows = lines(section, "tail", who)
+    assert [row["id"] for row in rows] == [run["id"] for run in section["runs"]]
+    assert rows[0]["x"] == section["tail"][0]["x"]
+    assert lines(section, "confidence", who)[0]["y"] == section["charts"][0]["series"][0]["y"]
+    values = [row["value"] for row in own_rows(section, who)["percentiles"] if row["id"] == "r0"]
+    run = section["runs"][0]
+    keys = ("kld_median", "kld", "kld_p99", "kld_p999")
+    assert values == [*(run[key]["value"] for key in keys), run["kld_max"]]
+
+
+def test_long_names_keep_their_ends():
+    section = report_data(3, long=True)["sections"][0]
+    for one in identities(section).values():
+        assert len(one["short"]) <= 30 and one["name"].endswith(one["short"].split("…")[1])
+
+
+pytest.importorskip("vl_convert")
+
+
+def test_each_chart_is_there_twice_and_in_the_light_theme(tmp_path):
+    files = write_plots(report_data(9), tmp_path / "new" / "plots")
+    assert sorted(files) == sorted((tmp_path / "new" / "plots").iterdir()) and len(files) == 26
+    for file in files:
+        if file.suffix == ".svg":
+            root = ElementTree.parse(file).getroot()
+            header = file.with_suffix(".png").read_bytes()[:24]
+            width, height = struct.unpack(">II", header[16:])
+            assert abs(width - 2 * float(root.get("width"))) <= 2
+            assert abs(height - 2 * float(root.get("height"))) <= 2
+            assert "var(--" not in file.read_text() and "NaN" not in file.read_text()
+
+
+def test_lines_have_a_legend_and_points_their_names(tmp_path):
+    report = report_data(9)
+    write_plots(report, tmp_path)
+    tail, kld = ((tmp_path / f"{name}.svg").read_text() for name in ("tail", "kld-gib"))
+    assert "role-legend" in tail and ">others<" in tail and "role-legend" not in kld
+    assert f">{report['sections'][0]['runs'][0]['name']}<" in tail
+
+
+def test_files_of_two_sections_have_names_of_their_own_and_are_the_same_twice(tmp_path):
+    report = report_data(2, sections=2)
+    one = write_plots(report, tmp_path / "one")
+    two = write_plots(report, tmp_path / "two")
+    assert {f.name for f in one} >= {"s0-tail.png", "s1-tail.png"}
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, two, strict=True))
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_plots(report_data(1), tmp_path / "file")

@@ -6,7 +6,7 @@ import pytest
 from support.report_data import report_data
 
 from scoremode.report.page import tables
-from scoremode.report.page.chart_rows import identities, quants
+from scoremode.report.page.figures import identities, quants
 
 
 class Cells(HTMLParser):

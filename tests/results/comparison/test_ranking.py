@@ -11,7 +11,8 @@ from support.comparisons import interval_by_hand, made, overlapping
 from support.run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.report.compare import compare_table
+from scoremode.report.compare import compare_document
+from scoremode.report.rendering import document_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.scores import Scores
@@ -252,7 +253,7 @@ def test_a_base_has_one_interval_whichever_run_it_is_read_from(tmp_path):
     assert among["block_length"] == length
     shown = {run["model"]: run["ppl"]["ci95"] for run in among["runs"]}
     assert shown["base"] == base and shown["even"] == shown["far"] == shown["drifting"]
-    assert f"blocks of {length:,} tokens" in compare_table(value)
+    assert f"blocks of {length:,} tokens" in document_text(compare_document(value))
 
 
 def test_a_base_in_another_dtype_is_noted(tmp_path):

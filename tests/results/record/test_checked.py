@@ -13,9 +13,10 @@ from support.run_folders import with_record
 
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.reference.stored import StoredReference
-from scoremode.report.compare import compare_csv, compare_markdown, compare_table
-from scoremode.report.divergence import kld_table
-from scoremode.report.table import reference_table, run_table
+from scoremode.report.compare import compare_document
+from scoremode.report.divergence import kld_document
+from scoremode.report.rendering import document_text
+from scoremode.report.run import reference_document, run_document
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run
@@ -76,8 +77,8 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
     try:
         found = load_run(spoiled)[0]
         value = ranking([spoiled])
-        tables = [kld_table(found, spoiled)]
-        tables += [make(value) for make in (compare_table, compare_markdown, compare_csv)]
+        tables = [document_text(kld_document(found, spoiled))]
+        tables += [make(value) for make in (compare_document, compare_document, compare_document)]
     except ScoremodeError as error:
         assert str(spoiled) in str(error) and "\n" not in str(error)
         return
@@ -89,15 +90,15 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
 
 def shown(folder: Path, record: dict) -> None:
     """All that is made of a finished run by commands that read one."""
-    assert run_table(record, folder, verbose=True)
+    assert document_text(run_document(record, folder, verbose=True))
     if "kld" in record["metrics"]:
-        assert kld_table(record, folder, verbose=True)
+        assert document_text(kld_document(record, folder, verbose=True))
     if "kept" in record:
-        assert reference_table(record, folder, verbose=True)
+        assert document_text(reference_document(record, folder, verbose=True))
         stored = StoredReference(folder)
         assert stored.plan() and stored.dtype and stored.scores
     value = ranking([folder])
-    assert all(make(value) for make in (compare_table, compare_markdown, compare_csv))
+    assert all(make(value) for make in (compare_document, compare_document, compare_document))
 
 
 @pytest.mark.parametrize("kind", ["ppl", "kld", "kept"])

@@ -10,7 +10,7 @@ from support.shard_runs import asked, shards
 from scoremode.results.scores import Scores
 from scoremode.results.shards.checks import open_shard
 from scoremode.results.shards.merge import merged_record
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.divergence import worst_tokens
 
 SHA256 = "5c" * 32
 

@@ -1,5 +1,6 @@
 """The metrics of a comparison, their intervals and percentiles, against plain loops over rows."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,8 +9,15 @@ import pytest
 from support.comparisons import interval_by_hand, made, overlapping
 
 from scoremode.results.record.sections import sections
-from scoremode.results.scores import Comparison, Scores
+from scoremode.results.scores import Comparison, Scores, expected
 from scoremode.results.statistics import bootstrap
+from scoremode.results.statistics.bootstrap import Metric
+from scoremode.results.statistics.divergence import CONFIDENT, effects_by, rare, worst_tokens
+from scoremode.results.statistics.means import Blocks
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import preset
+from scoremode.text.token_class import token_table
+from scoremode.text.tokenizer import Tokenizer, load_tokenizer, tokenize
 
 LENGTH = 40
 
@@ -181,3 +189,200 @@ def test_negative_divergences_of_rounding_pass():
     assert sections(rounded, LENGTH, {}, block_length=LENGTH)["metrics"]["kld"][
         "value"
     ] == pytest.approx(-1e-9)
+
+
+def with_kld(scores: Scores, kld: np.ndarray) -> tuple[Scores, Comparison]:
+    assert scores.against is not None
+    against = replace(scores.against, kld=kld.astype(np.float64))
+    return replace(scores, against=against), against
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo) -> Tokenizer:
+    return load_tokenizer(demo / "model")
+
+
+@pytest.fixture(scope="module")
+def plan(demo, tokenizer) -> Plan:
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:3000]
+    protocol = preset("score-mode").override(context_length=64, stride=16).resolve(None)
+    return tokenize(text, tokenizer, protocol)
+
+
+@pytest.fixture(scope="module")
+def scored(plan) -> Scores:
+    columns = expected(plan, range(len(plan)))
+    scores = made(columns["index"], window=columns["window"], position=columns["position"])
+    return replace(scores, target=columns["target"])
+
+
+def test_the_largest_are_found_and_no_place_twice(scored):
+    rng = np.random.default_rng(0)
+    scores, against = with_kld(scored, rng.exponential(size=len(scored)))
+    found = worst_tokens(scores, against)
+    best: dict[int, tuple[float, int]] = {}
+    for i in range(len(scores)):
+        place, kld = int(scores.index[i]), float(against.kld[i])
+        if place not in best or kld > best[place][0]:
+            best[place] = kld, i
+    wanted = sorted(best.values(), key=lambda pair: (-pair[0], pair[1]))[:10]
+    assert [f["kld"] for f in found] == [kld for kld, _ in wanted]
+    for fact, (_, i) in zip(found, wanted, strict=True):
+        assert (fact["window"], fact["position"]) == (scores.window[i], scores.position[i])
+        assert (fact["index"], fact["target"]) == (scores.index[i], scores.target[i])
+        assert fact["p_model"] == pytest.approx(np.exp(scores.logprob[i]))
+        assert fact["p_base"] == pytest.approx(np.exp(against.base_logprob[i]))
+        assert (fact["top1"], fact["base_top1"]) == (scores.top1[i], against.base_top1[i])
+    json.dumps(found, allow_nan=False)
+
+
+def test_on_ties_the_earlier_comes_first():
+    scores, against = with_kld(made(np.arange(50)), np.array([1.0, 2.0] * 25))
+    found = worst_tokens(scores, against, count=30)
+    assert [f["index"] for f in found] == [*range(1, 50, 2), *range(0, 10, 2)]
+
+
+def test_what_does_not_differ_is_not_listed():
+    kld = np.zeros(50)
+    scores, against = with_kld(made(np.arange(50)), kld)
+    assert worst_tokens(scores, against) == []
+    kld[7] = 1e-12
+    kld[8] = -1e-9
+    scores, against = with_kld(scores, kld)
+    assert [f["index"] for f in worst_tokens(scores, against)] == [7]
+
+
+@pytest.mark.parametrize("position", [1, 2, 12, 13, 63])
+def test_texts_around_it(position, scored, plan, tokenizer):
+    table = token_table(tokenizer)
+    i = int(np.flatnonzero((scored.window == 5) & (scored.position == position))[0])
+    scores, against = with_kld(scored, np.arange(len(scored)) == i)
+    (fact,) = worst_tokens(scores, against, plan=plan, table=table)
+    ids = plan.tokens[plan.start[5] :]
+    before = ids[max(0, position - 12) : position]
+    assert len(before) == min(12, position)
+    assert fact["target"] == ids[position]
+    assert fact["target_text"] == tokenizer.backend.decode([ids[position]])
+    assert fact["context"] == tokenizer.backend.decode(before)
+    assert fact["top1_text"] == table.text([fact["top1"]])
+    assert fact["base_top1_text"] == table.text([fact["base_top1"]])
+
+
+def test_a_window_s_own_bos_is_its_context(scored, plan, tokenizer):
+    assert tokenizer.bos is not None
+    table = token_table(tokenizer)
+    i = int(np.flatnonzero((scored.window == 5) & (scored.position == 2))[0])
+    scores, against = with_kld(scored, np.arange(len(scored)) == i)
+    with_bos = replace(plan, window_bos=tokenizer.bos)
+    (fact,) = worst_tokens(scores, against, plan=with_bos, table=table)
+    assert fact["context"].startswith("<s>")
+
+
+def test_an_id_beyond_the_tokenizer_is_called_by_its_number(scored, plan, tokenizer):
+    scores, against = with_kld(scored, np.arange(len(scored)) == 3)
+    padded = replace(scores, top1=np.full_like(scores.top1, 5000))
+    (fact,) = worst_tokens(padded, against, plan=plan, table=token_table(tokenizer))
+    assert fact["top1_text"] == "<id 5000>"
+
+
+BLOCK = 40
+
+
+def effects_by_hand(scores: Scores, confident: float) -> dict[str, tuple[list[float], list[float]]]:
+    """Per row, in plain Python: what each share or mean is of, and whether the row counts."""
+    c = scores.against
+    assert c is not None and c.base_entropy is not None and c.model_entropy is not None
+    rows = range(len(scores))
+    sure = [float(math.exp(x) > confident) for x in c.base_top1_logprob]
+    half = [math.exp(scores.logprob[i]) < math.exp(c.base_logprob[i]) / 2 for i in rows]
+    return {
+        "confident_flips": ([sure[i] * (scores.top1[i] != c.base_top1[i]) for i in rows], sure),
+        "halved": ([float(x) for x in half], [1.0] * len(scores)),
+        "entropy_change": (list(c.model_entropy - c.base_entropy), [1.0] * len(scores)),
+    }
+
+
+@pytest.mark.parametrize("confident", [0.5, CONFIDENT])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_is_the_one_computed_by_hand(confident, weighted):
+    scores = made(**overlapping(2400, BLOCK, 13), noise=1.2)
+    extras, w = {}, np.ones(len(scores))
+    if weighted:
+        w = np.random.default_rng(8).choice([0.0, 0.5, 1.0, 2.0], len(scores))
+        extras["weight"] = w
+    found = sections(scores, BLOCK, extras, block_length=BLOCK, confident=confident)
+    assert found["thresholds"] == {"confident": confident}
+    for name, (top, bottom) in effects_by_hand(scores, confident).items():
+        metric = found["metrics"][name]
+        top, bottom = np.array(top) * w, np.array(bottom)
+        assert metric["n"] == int(bottom.sum()), name
+        bottom = bottom * w
+        assert 0 < abs(top.sum()) < bottom.sum()
+        assert metric["value"] == pytest.approx(math.fsum(top) / math.fsum(bottom), rel=1e-12)
+        ends = interval_by_hand(top, bottom, scores.index, BLOCK)
+        assert metric["ci95"] == pytest.approx(ends, rel=1e-7, abs=1e-12), name
+
+
+def test_percentiles_have_the_intervals_of_their_shares():
+    """Woodruff's inversion, one resample after the other."""
+    scores = made(np.arange(24_000), noise=0.6)
+    assert scores.against is not None
+    kld = scores.against.kld
+    found = sections(scores, BLOCK, {}, block_length=400)
+    ordered = sorted(kld)
+    for name, percent in (("kld_p99", "99"), ("kld_p999", "99.9")):
+        metric = found["metrics"][name]
+        assert metric["value"] == found["distribution"]["kld"][percent]
+        share = float(percent) / 100
+        below = (kld <= metric["value"]).astype(float)
+        low, high = interval_by_hand(below, np.ones(len(kld)), scores.index, 400)
+        ends = []
+        for end in (low, high):
+            place = (share + end - below.mean()) * (len(kld) - 1)
+            i = int(place)
+            ends.append(ordered[i] + (place - i) * (ordered[i + 1] - ordered[i]))
+        assert metric["ci95"] == pytest.approx(ends, rel=1e-7)
+        assert metric["ci95"][0] < metric["value"] < metric["ci95"][1]
+
+
+def test_groups_are_the_whole_of_their_own_targets():
+    scores = made(np.arange(6_000), noise=1.0)
+    assert scores.against is not None
+    group = np.random.default_rng(3).integers(0, 3, len(scores))
+    blocks = Blocks(scores.index, BLOCK)
+    found = effects_by(scores, scores.against, blocks, group, 4)
+    assert not found[3].means and not found[3].tails
+    for g in range(3):
+        rows = group == g
+        own = {k: np.array(t)[rows] for k, (t, _) in effects_by_hand(scores, CONFIDENT).items()}
+        sure = np.array(effects_by_hand(scores, CONFIDENT)["confident_flips"][1])[rows]
+        assert found[g].means["halved"].value == pytest.approx(own["halved"].mean(), rel=1e-12)
+        flips = found[g].means["confident_flips"]
+        assert flips.value == pytest.approx(own["confident_flips"].sum() / sure.sum(), rel=1e-12)
+        assert flips.n == int(sure.sum())
+        for name, percent in (("kld_p99", 99), ("kld_p999", 99.9)):
+            wanted = np.percentile(scores.against.kld[rows], percent)
+            assert found[g].tails[name].value == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_base_that_is_never_sure_has_no_flips():
+    scores = made(np.arange(900), noise=0.5)
+    found = sections(scores, BLOCK, {}, block_length=BLOCK, confident=0.999_999)["metrics"]
+    assert "confident_flips" not in found and "halved" in found
+
+
+def test_what_was_never_seen_has_no_interval():
+    scores = made(np.arange(900), noise=0.0)
+    found = sections(scores, BLOCK, {}, block_length=BLOCK)["metrics"]
+    for name in ("confident_flips", "halved"):
+        assert found[name]["value"] == 0 and found[name]["ci95"] is None
+        assert found[name]["note"].startswith(f"none of {found[name]['n']:,} targets")
+    kept = Metric(0.5, (0.4, 0.6), 10)
+    assert rare(kept) is kept
+    assert rare(Metric(1.0, (1.0, 1.0), 10)).ci95 is None
+
+
+def test_a_tail_of_few_targets_has_no_interval():
+    scores = made(np.arange(bootstrap.MIN_BLOCKS * BLOCK), noise=0.5)
+    found = sections(scores, BLOCK, {}, block_length=BLOCK)["metrics"]["kld_p999"]
+    assert found["ci95"] is None and "with a target beyond it" in found["note"]

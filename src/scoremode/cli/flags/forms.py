@@ -8,7 +8,7 @@ from scoremode.lib.json import print_json
 
 if TYPE_CHECKING:
     from scoremode.cli.flags.arguments import Group
-    from scoremode.report.forms.document import Document
+    from scoremode.report.document import Document
 
 __all__ = ["FORMS", "add_form", "print_result", "rendered"]
 
@@ -48,14 +48,14 @@ def add_form(group: "argparse.ArgumentParser | Group", what: str) -> None:
 def rendered(document: "Document", form: str) -> str:
     """A document as a table, Markdown or CSV, with one newline at its end."""
     if form == "csv":
-        from scoremode.report.forms.csv import table_csv
+        from scoremode.report.rendering import table_csv
 
         return table_csv(document.data)
     if form == "markdown":
-        from scoremode.report.forms.markdown import document_markdown
+        from scoremode.report.rendering import document_markdown
 
         return document_markdown(document) + "\n"
-    from scoremode.report.forms.text import document_text
+    from scoremode.report.rendering import document_text
 
     return document_text(document) + "\n"
 

@@ -153,7 +153,7 @@ def print_run(
     args: argparse.Namespace, record: Mapping[str, Any], folder: Path, *, worst: bool = False
 ) -> None:
     """Prints a run's record with --json, else, but with --quiet, its table."""
-    from scoremode.report.finished import finished_document
+    from scoremode.report.run import finished_document
 
     document = partial(finished_document, folder=folder, verbose=args.verbose, worst=worst)
     print_result(args, record, document)

@@ -142,9 +142,8 @@ def print_outcome(args: argparse.Namespace, outcome: "Outcome", gates: "Gates | 
 
 def _print_tables(found: "Sequence[dict[str, Any]]", form: str) -> None:
     """Prints the rankings one below the other; as CSV in one table."""
-    from scoremode.report.compare import compare_document
-    from scoremode.report.forms.csv import table_csv
-    from scoremode.report.sweep import rankings_table
+    from scoremode.report.compare import compare_document, rankings_table
+    from scoremode.report.rendering import table_csv
 
     if form == "csv" and len(found) > 1:
         sys.stdout.write(table_csv(rankings_table(found)))
@@ -166,7 +165,7 @@ def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
 
 def print_foreseen(args: argparse.Namespace, request: "SweepRequest") -> int:
     """Prints what a sweep would do."""
-    from scoremode.report.sweep import foreseen_document
+    from scoremode.report.runs import foreseen_document
     from scoremode.runs.sweep.dry_run import foresee
 
     args.screen.stage("looking at what is there")

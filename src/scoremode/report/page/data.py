@@ -1,31 +1,52 @@
-"""Finished runs → the report's data."""
+"""Finished runs → the report's data: sections of runs that may be compared, their names, and what made
+them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scoremode import __version__
 from scoremode.errors import UsageError
-from scoremode.report.page.definition import SCHEMA, SCHEMA_VERSION, Base, ReportData, Run, Section
-from scoremode.report.page.gathered.attributed import attributions, recipe_curves
-from scoremode.report.page.gathered.frontiers import frontiers
-from scoremode.report.page.gathered.matrices import Cut, cut, matrices
-from scoremode.report.page.gathered.names import short_names
-from scoremode.report.page.gathered.plotted import charts, tails
-from scoremode.report.page.gathered.rows import base_of, run_of, source_of
-from scoremode.report.page.gathered.sections import grouped
-from scoremode.report.page.gathered.side_by_side import side_by_side, worst_places
-from scoremode.report.page.gathered.summary import Place, Summary, summarized
-from scoremode.report.table import protocol_words, text_words
+from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_words
+from scoremode.report.page.chart_data import attributions, charts, recipe_curves, tails
+from scoremode.report.page.comparison import (
+    Cut,
+    cut,
+    frontiers,
+    matrices,
+    side_by_side,
+    worst_places,
+)
+from scoremode.report.page.definition import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    Base,
+    Measured,
+    Provenance,
+    ReportData,
+    Run,
+    Section,
+)
+from scoremode.report.page.summary import (
+    PERCENTILES,
+    Place,
+    Summary,
+    measured,
+    measured_at,
+    summarized,
+)
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders
-from scoremode.results.comparison.rows import is_base
+from scoremode.results.comparison.rows import gib_of, is_base
 from scoremode.results.folders.finished import UNHASHED
 from scoremode.results.record.checks import checked_record, has_hashes, unlike_dtypes
+from scoremode.results.record.shape import value_at
+from scoremode.results.statistics.blocks import CONVERSATIONS
 from scoremode.results.statistics.bootstrap import covered
-from scoremode.results.statistics.places import CONVERSATIONS
 
-__all__ = ["report_data"]
+__all__ = ["base_of", "grouped", "provenance", "report_data", "run_of", "short_names", "source_of"]
+
 
 _TESTED = "Runs have their intervals, and are tested against each other,"
 _RULES = {
@@ -34,6 +55,21 @@ _RULES = {
     "autocorrelation": "by the autocorrelation of the scores",
     "eighth": "an eighth of the text, and less than its autocorrelation asks for",
 }
+_FILE = re.compile(r"\.(gguf|safetensors)$")
+_BETWEEN = re.compile(r"[-_. ]")
+_HASHES = {
+    "record": "sha256",
+    "scores.parquet": "scores.sha256",
+    "checkpoint": "checkpoint.fingerprint",
+    "tokenizer": "tokenizer.sha256",
+    "text": "corpus.text.sha256",
+    "token ids": "plan.tokens_sha256",
+    "plan": "plan.sha256",
+    "protocol": "protocol.sha256",
+    "reference": "reference.sha256",
+    "reference's states": "reference.states_sha256",
+}
+_FILES = 12
 
 
 def report_data(
@@ -222,3 +258,189 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
     ]
     without = {run["kld"]["note"] for run in runs if run["kld"] and run["kld"]["note"]}
     return notes + [f"no interval: {note}" for note in sorted(without)]
+
+
+def grouped(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Which of `records` belong together, by their places; groups in the order of their first.
+
+    Runs without a base join those of their plan that have one, if these have one and the same.
+    """
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for i, record in enumerate(records):
+        groups.setdefault((_plan(record), _base(record)), []).append(i)
+    for plan, base in list(groups):
+        others = [key for key in groups if key[0] == plan and key[1] is not None]
+        if base is None and len(others) == 1:
+            groups[others[0]] = sorted(groups[others[0]] + groups.pop((plan, None)))
+    return sorted(groups.values())
+
+
+def _plan(record: Mapping[str, Any]) -> str:
+    width = value_at(record, "engine.vocabulary")
+    return f"{record['plan']['sha256']} {width} {record['corpus']['text']['sha256']}"
+
+
+def _base(record: Mapping[str, Any]) -> str | None:
+    return None if "reference" not in record else str(value_at(record, "reference.sha256"))
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """A name for each of `sources`, which differ: as many last parts of the path as it takes, less what
+    all names begin with.
+
+    `hub:ORG/NAME@COMMIT` is ORG/NAME. "SmolLM2-135M.Q4_K_M.gguf" beside "SmolLM2-135M.Q8_0.gguf" is
+    "Q4_K_M".
+    """
+    parts = [_parts(source) for source in sources]
+    names = ["/".join(part[-1:]) for part in parts]
+    for many in range(2, max((len(part) for part in parts), default=0) + 1):
+        longer = ["/".join(part[-many:]) for part in parts]
+        names = [
+            long if names.count(name) > 1 else name
+            for name, long in zip(names, longer, strict=True)
+        ]
+    if len(set(names)) < len(names):
+        return list(sources)
+    return _without_beginning([_FILE.sub("", name) for name in names], names)
+
+
+def _parts(source: str) -> list[str]:
+    own, plus, taken = source.partition(" + ")
+    if own.startswith("hub:"):
+        own = own.removeprefix("hub:").partition("@")[0]
+    parts = [part for part in own.split("/") if part] or [own]
+    return [*parts[:-1], f"{parts[-1]}{plus}{taken}"]
+
+
+def _without_beginning(names: list[str], before: list[str]) -> list[str]:
+    """`names` without the words that all begin with, or `before` where they would be the same."""
+    if len(set(names)) < len(names):
+        return before
+    if len(names) < 2:
+        return names
+    low, high = min(names), max(names)
+    common = low[: next((i for i, c in enumerate(low) if high[i : i + 1] != c), len(low))]
+    # To the end of a word; none may be all of a name.
+    ends = [found.end() for found in _BETWEEN.finditer(common)]
+    if not ends or any(not name[ends[-1] :] for name in names):
+        return names
+    return [name[ends[-1] :] for name in names]
+
+
+def run_of(
+    summary: Summary, id_: str, model: int, name: str, ends: Mapping[str, Any], *, of_base: bool
+) -> Run:
+    """A run by its summary; `ends`: how sure its metrics are by its section's blocks; `of_base`: it is
+    one of the base's own files."""
+    record, compared = summary.run.record, summary.compared
+    checkpoint, metrics = record["checkpoint"], _by(ends, record)
+    own = {} if compared is None else compared.metrics
+    made = {name: measured(own[name]) for name in (*PERCENTILES.values(), "lost", "gained") if own}
+    size = checkpoint.get("bytes")
+    top1, noise = measured_at(metrics, "top1"), record.get("noise_floor")
+    return {
+        "id": id_,
+        "model": model,
+        "name": name,
+        "source": checkpoint["source"],
+        "folder": str(summary.run.folder),
+        "is_base": of_base,
+        "format": ", ".join(checkpoint["formats"]),
+        "bytes": size,
+        "gib": gib_of(checkpoint),
+        "mib": None if size is None else size / 2**20,
+        "bits_body": value_at(checkpoint, "bits_per_weight.body"),
+        "bits_file": value_at(checkpoint, "bits_per_weight.file"),
+        "parameters": checkpoint.get("parameters"),
+        "ppl": _there(metrics, "ppl"),
+        "nll": _there(metrics, "nll"),
+        "bits_per_byte": measured_at(metrics, "bits_per_byte"),
+        "ppl_ratio": measured_at(metrics, "ppl_ratio"),
+        "kld": measured_at(metrics, "kld"),
+        "kld_median": made.get("kld_median"),
+        "kld_p90": made.get("kld_p90"),
+        "kld_p99": made.get("kld_p99"),
+        "kld_p999": made.get("kld_p999"),
+        "kld_max": value_at(record, "distribution.kld.maximum"),
+        "top1": top1,
+        "flips": _less_than_one(top1),
+        "confident_flips": measured_at(metrics, "confident_flips"),
+        "lost": made.get("lost"),
+        "gained": made.get("gained"),
+        "noise": measured_at(noise, "kld") if noise else None,
+        "provenance": provenance(record),
+    }
+
+
+def base_of(
+    record: Mapping[str, Any], name: str, run: str | None, ends: Mapping[str, Any]
+) -> Base | None:
+    """The base that a run was held against, None for one without; `run`: id of a run of its files,
+    `ends`: as for `run_of`."""
+    if (reference := record.get("reference")) is None:
+        return None
+    # A file of logits has no checkpoint.
+    checkpoint, metrics = reference.get("checkpoint") or {}, _by(ends, record)
+    size = checkpoint.get("bytes")
+    return {
+        "name": name,
+        "source": source_of(record),
+        "kind": str(reference.get("kind", "")),
+        "sha256": str(reference.get("sha256", "")),
+        "run": run,
+        "bytes": size,
+        "gib": gib_of(checkpoint),
+        "mib": None if size is None else size / 2**20,
+        "bits_body": value_at(checkpoint, "bits_per_weight.body"),
+        "bits_file": value_at(checkpoint, "bits_per_weight.file"),
+        "dtype": value_at(reference, "engine.dtype"),
+        "ppl": _there(metrics, "ppl_base"),
+        "nll": _there(metrics, "nll_base"),
+    }
+
+
+def source_of(record: Mapping[str, Any]) -> str:
+    """Where the base of a run is from: its checkpoint where it has one."""
+    reference = record["reference"]
+    return str((reference.get("checkpoint") or {}).get("source") or reference["source"])
+
+
+def _by(ends: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's metrics, with a section's intervals where it has them."""
+    return {name: metric | ends.get(name, {}) for name, metric in record["metrics"].items()}
+
+
+def _there(metrics: Mapping[str, Any], name: str) -> Measured:
+    found = measured_at(metrics, name)
+    assert found is not None, name
+    return found
+
+
+def _less_than_one(share: Measured | None) -> Measured | None:
+    if share is None:
+        return None
+    lower, upper = share["upper"], share["lower"]
+    return {
+        **share,
+        "value": 1 - share["value"],
+        "lower": None if lower is None else 1 - lower,
+        "upper": None if upper is None else 1 - upper,
+    }
+
+
+def provenance(record: Mapping[str, Any]) -> Provenance:
+    """What a finished run's record says of how its numbers came about."""
+    files = sorted((record["checkpoint"].get("files") or {}).items())
+    hashes = {name: value_at(record, path) for name, path in _HASHES.items()}
+    facts = [*measured_rows(record), *ran_rows(record)]
+    return {
+        "command": record.get("command"),
+        "created": record.get("created"),
+        "finished": record.get("finished"),
+        "versions": dict(record.get("versions") or {}),
+        "hashes": {name: value for name, value in hashes.items() if value is not None},
+        "files": dict(files[:_FILES]),
+        "more_files": len(files[_FILES:]),
+        "seconds": dict(record["seconds"]),
+        "facts": [{"label": label, "value": value} for label, value in facts],
+    }

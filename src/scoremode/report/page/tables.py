@@ -1,11 +1,11 @@
-"""The page's tables, as markup: there without a script, sorted and copied with one."""
+"""The page's tables as markup: readable without a script, sorted and copied with one."""
 
 from collections.abc import Callable, Sequence
 
-from scoremode.report.page.chart_rows import Row, quants
 from scoremode.report.page.definition import (
     Attribution,
     Base,
+    Chart,
     Difference,
     Matrix,
     Measured,
@@ -13,18 +13,20 @@ from scoremode.report.page.definition import (
     Section,
     Word,
 )
-from scoremode.report.page.drawn import Chart
-from scoremode.report.page.markup import element, joined, text
-from scoremode.report.page.theme import SHAPES
-from scoremode.report.page.wording import (
+from scoremode.report.page.figures import Row, quants
+from scoremode.report.page.style import (
+    SHAPES,
     bits_words,
+    element,
     interval_words,
+    joined,
     kld_words,
     percent,
     ppl_words,
     rate_words,
     ratio_words,
     size_words,
+    text,
 )
 from scoremode.report.tasks import tasks_of_runs
 

@@ -34,7 +34,7 @@ from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.scores import DTYPES, Scores, check_values
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.divergence import worst_tokens
 
 __all__ = ["audit_numbers", "audited_record", "audited_scores"]
 

@@ -18,7 +18,7 @@ from scoremode.results.comparison.rows import base_row, is_base, run_row, short_
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checks import has_hashes, unlike_dtypes
 from scoremode.results.record.sections import now
-from scoremode.results.statistics.block_length import BlockLength
+from scoremode.results.statistics.blocks import BlockLength
 from scoremode.results.statistics.bootstrap import (
     WHOLE,
     Metric,

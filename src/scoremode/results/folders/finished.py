@@ -30,9 +30,9 @@ from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores, check_values
+from scoremode.results.statistics.blocks import Places
+from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.results.statistics.means import Blocks, Mean
-from scoremode.results.statistics.places import Places
-from scoremode.results.statistics.worst import worst_tokens
 
 __all__ = [
     "UNHASHED",

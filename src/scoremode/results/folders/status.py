@@ -22,7 +22,7 @@ from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import check_values
-from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
 
 __all__ = ["StatusReader", "found_runs", "pace"]

@@ -46,7 +46,7 @@ from scoremode.results.folders.tables import (
     read_parquet,
 )
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.blocks import CONVERSATION
 
 __all__ = [
     "HEAD",

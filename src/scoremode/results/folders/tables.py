@@ -20,7 +20,7 @@ from scoremode.errors import RunFolderError, words_of
 from scoremode.lib.files import MOST_TEXT, atomic, read_regular
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.pages import pages_section
+from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.text.task_requests import PlannedCorpus
 
 __all__ = [

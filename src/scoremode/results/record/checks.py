@@ -23,9 +23,8 @@ from scoremode.results.folders.tables import LABEL
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, STATUSES, record_shape
 from scoremode.results.record.shape import Choice, misfit, value_at
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.places import CONVERSATION
-from scoremode.results.statistics.stopping import stopping_section
-from scoremode.results.statistics.windows import window_sums
+from scoremode.results.statistics.blocks import CONVERSATION
+from scoremode.results.statistics.windows import stopping_section, window_sums
 
 __all__ = [
     "check_blocks",

@@ -17,15 +17,27 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import Metric, perplexity
-from scoremode.results.statistics.breakdown import Group, coded, groups, labelled_groups, within
-from scoremode.results.statistics.depth import depth_groups
-from scoremode.results.statistics.divergence import distribution, divergence_means, log_ratio
-from scoremode.results.statistics.effects import CONFIDENT, RARE, effects_by, rare
+from scoremode.results.statistics.breakdown import (
+    Group,
+    coded,
+    depth_groups,
+    groups,
+    labelled_groups,
+    within,
+)
+from scoremode.results.statistics.divergence import (
+    CONFIDENT,
+    RARE,
+    distribution,
+    divergence_means,
+    effects_by,
+    log_ratio,
+    rare,
+)
 from scoremode.results.statistics.llama_cpp import block_section
-from scoremode.results.statistics.means import Blocks, Mean, estimates
-from scoremode.results.statistics.places import Places
-from scoremode.results.statistics.tail import Percentile
+from scoremode.results.statistics.means import Blocks, Mean, Percentile, estimates
 
 __all__ = ["command_of", "now", "remade", "sections", "versions"]
 

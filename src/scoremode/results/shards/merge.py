@@ -20,8 +20,7 @@ from scoremode.results.record.sections import now, sections
 from scoremode.results.record.shape import COUNT, NUMBER, Each, misfit
 from scoremode.results.scores import Scores
 from scoremode.results.shards.checks import OpenedShard, check_shards, open_shard, shard_folders
-from scoremode.results.statistics.effects import CONFIDENT
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
 
 __all__ = ["merge", "merged_record"]
 

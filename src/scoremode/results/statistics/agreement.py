@@ -40,8 +40,8 @@ to one side in one dtype and to the other in another: a step of quantization tha
 so that no bound of rounding holds. Either way it fails only where it no longer looks like the same
 model on the same tokens: the correlation of the log-probabilities below `_CORRELATION`, overall or in
 a window, or an rms above `_OTHER_RMS`. Independent noise of rms r on log-probabilities that scatter by
-2.5 nats leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit and
-that would be a broken quantization; shifted targets leave 0 to 0.2.
+2.5 nats leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit
+and that would be a broken quantization; shifted targets leave 0 to 0.2.
 """
 
 from collections.abc import Mapping
@@ -52,8 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import Metric, perplexity
-from scoremode.results.statistics.places import Places
 
 __all__ = [
     "LIMITS",

@@ -1,4 +1,4 @@
-"""Statistics of Scores, in float64.
+"""Perplexities of Scores and of pages, and the bootstrap that their intervals are from, in float64.
 
 Perplexity is the exponential of a mean; its interval comes from a bootstrap over blocks of the
 text. Neighbouring tokens are correlated, and with overlapping windows one token is scored several
@@ -9,10 +9,13 @@ evaluations that fall into it, nearly is.
 Whole conversations, pages and questions (`WHOLE`) are often few, of very unequal lengths, and some far
 harder than the rest: percentiles of resamples then miss on the side of the long tail. Their intervals
 are studentized as well, and each end is the further of the two (`Clusters`).
+
+A page's log-likelihood, as lm-evaluation-harness has it, is of the tokens that the model reads; its
+words and bytes are those of the page as it was before: so models with different tokenizers compare.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "block_bootstrap",
     "clusters",
     "covered",
+    "pages_section",
     "percentile_interval",
     "perplexity",
     "resampled",
@@ -38,6 +43,7 @@ __all__ = [
     "too_few",
     "verdict",
 ]
+
 
 MIN_BLOCKS = 8
 # The length of blocks that are whole conversations, pages or questions.
@@ -48,6 +54,7 @@ FURTHEST = 2
 # Below so many clusters → what their intervals cover.
 _COVERED = ((15, 0.88), (30, 0.89), (60, 0.91), (100, 0.92))
 _SEED = 20_481
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -281,3 +288,53 @@ def student(v: int) -> float:
     z = NormalDist().inv_cdf(0.975)
     t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
     return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+
+
+def pages_section(
+    words: NDArray[np.int64],
+    byte_counts: NDArray[np.int64],
+    logprob: Floats,
+    base_logprob: Floats | None = None,
+) -> dict[str, Any]:
+    """The record's section `pages`: how many pages, words and bytes there are, and the `metrics`
+    `word_perplexity` = exp(-Σ logprob / Σ words), `byte_perplexity` likewise, and `bits_per_byte` =
+    -Σ logprob / (Σ bytes · ln 2); with a base its own, too, as `…_base`.
+
+    - `words`, `byte_counts` int64 [P]: those of each page, `logprob` float64 [P]: its log-likelihood in
+      nats; `base_logprob`: the base's.
+
+    Intervals are bootstraps over whole pages. Raises InvalidMeasurement where a number is not finite.
+    """
+    metrics: dict[str, Any] = {}
+    for suffix, of in (("", logprob), ("_base", base_logprob)):
+        if of is None:
+            continue
+        made = {
+            "word_perplexity": _metric(of, words, math.exp),
+            "byte_perplexity": _metric(of, byte_counts, math.exp),
+            "bits_per_byte": _metric(of, byte_counts, lambda nats: nats / math.log(2)),
+        }
+        metrics |= {name + suffix: metric.to_json() for name, metric in made.items()}
+    return {
+        "pages": len(words),
+        "words": int(words.sum()),
+        "bytes": int(byte_counts.sum()),
+        "metrics": metrics,
+    }
+
+
+def _metric(logprob: Floats, counts: NDArray[np.int64], shown: Callable[[float], float]) -> Metric:
+    totals = counts.astype(np.float64)
+    interval = block_bootstrap(-logprob, totals, whole=True, least=0.0)
+    ends = [-float(logprob.sum()) / float(totals.sum()), *(interval or ())]
+    try:
+        value, *ci95 = map(shown, ends)
+    except OverflowError:
+        raise InvalidMeasurement(
+            f"{ends[0]:.4g} nats a word: its exponential is no number"
+        ) from None
+    note = None
+    if interval is None:
+        pages = f"{len(counts)} page{'s' * (len(counts) != 1)}"
+        note = f"{pages}: an interval needs at least {MIN_BLOCKS}"
+    return Metric(value, (ci95[0], ci95[1]) if ci95 else None, int(counts.sum()), note)

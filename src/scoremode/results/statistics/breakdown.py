@@ -1,4 +1,9 @@
-"""Tells where a divergence comes from: means over groups of tokens."""
+"""Means over groups of tokens, which tell where a divergence comes from.
+
+Groups by depth are of long windows: by how many tokens stand before a target, which tells whether a
+model fails late. They go by powers of two from 1,024 tokens on, which is how lengths are spoken of;
+all below are one group.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.scores import Comparison, Scores
-from scoremode.results.statistics.divergence import log_ratio
-from scoremode.results.statistics.effects import CONFIDENT, effects_by
-from scoremode.results.statistics.means import Blocks, Mean
-from scoremode.results.statistics.tail import Percentile
+from scoremode.results.statistics.divergence import CONFIDENT, effects_by, log_ratio
+from scoremode.results.statistics.means import Blocks, Mean, Percentile
 from scoremode.text.token_class import TOKEN_CLASSES
 
 __all__ = [
@@ -20,10 +23,12 @@ __all__ = [
     "TURN_STARTS",
     "Group",
     "coded",
+    "depth_groups",
     "groups",
     "labelled_groups",
     "within",
 ]
+
 
 # Of the base's probability of its likeliest token; an edge belongs to the group above it.
 CONFIDENCE_EDGES = (0.25, 0.5, 0.75, 0.95)
@@ -33,6 +38,11 @@ _FIRST_POSITIONS = 16
 TURN_STARTS = (0, 1, 4, 16, 64, 256)
 
 Ends = tuple[float, float | None]
+
+_FIRST = 1024
+# Some target has so many tokens before it, or there are no groups: windows of the usual protocols
+# have none, and `position` tells of them.
+_LONG = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,3 +196,31 @@ def _position_starts(last: int) -> list[int]:
         starts.append(start)
         start *= 2
     return starts
+
+
+def depth_groups(scores: Scores, blocks: Blocks) -> list[Group]:
+    """Groups `depth` in order, but for those that weigh nothing: `ppl`, against a base also `kld`,
+    `ppl_ratio` and `top1`. None for windows of up to 4,096 tokens."""
+    last = int(scores.position.max())
+    if last < _LONG:
+        return []
+    starts = [1]
+    while (start := _FIRST << (len(starts) - 1)) <= last:
+        starts.append(start)
+    ends = [*(start - 1 for start in starts[1:]), last]
+    columns = {"ppl": scores.nll}
+    if (against := scores.against) is not None:
+        columns |= {"kld": against.kld, "ppl_ratio": log_ratio(scores, against)}
+        columns |= {"top1": scores.top1 == against.base_top1}
+    group = np.digitize(scores.position, starts) - 1
+    counts = np.bincount(group, minlength=len(starts))
+    found = []
+    for g, means in enumerate(blocks.means_by(group, len(starts), columns)):
+        if not means:
+            continue
+        for name in means.keys() & {"ppl", "ppl_ratio"}:
+            means[name] = means[name].through(np.exp)
+        n, share = int(counts[g]), float(counts[g] / len(scores))
+        name = f"from {starts[g] >> 10}k" if g else f"below {_FIRST >> 10}k"
+        found.append(Group("depth", name, (starts[g], ends[g]), n, share, means))
+    return found

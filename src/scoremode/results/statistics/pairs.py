@@ -1,21 +1,26 @@
-"""Who differs from whom: all pairs of runs of the same targets, tested together.
+"""Tests of runs of the same targets in pairs, and of two models' answers to the same questions.
 
 All runs are resampled by the same blocks of text, so that a pair's difference in a resample is the
 difference of two means: what makes a stretch of text hard cancels, and any number of pairs costs one
 resampling. A p-value is what the percentile interval says the other way around: the smallest share
 outside at which the interval, taken further out for few blocks as everywhere here, holds 0. Where
-hardly a resample lies beyond 0, the distance in standard deviations of the resamples tells, as a normal
-distribution's: 190 pairs ask for p-values that 10,000 resamples can't count.
+hardly a resample lies beyond 0, the distance in standard deviations of the resamples tells, as a
+normal distribution's: 190 pairs ask for p-values that 10,000 resamples can't count.
 
 p-values are corrected by Holm ("A simple sequentially rejective multiple test procedure", Scandinavian
 Journal of Statistics 6, 1979): that any pair at all is wrongly told apart has a chance of 5 % at most.
+
+Of answers, an accuracy that stays the same may hide as many questions lost as gained (Dutta et al.,
+"Accuracy is not all you need", arXiv 2407.09141), so both are counted. Whether one side outweighs the
+other is McNemar's question, answered exactly: of the questions that flipped, each way is as likely as
+the other if the models are equally good.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +28,14 @@ from numpy.typing import NDArray
 from scoremode.results.statistics.bootstrap import (
     FURTHEST,
     MIN_BLOCKS,
+    block_bootstrap,
     clusters,
     percentile_interval,
     resampled,
 )
 
-__all__ = ["LEVEL", "Pair", "holm", "pairs", "student_cdf"]
+__all__ = ["LEVEL", "Pair", "holm", "mcnemar", "paired_answers", "pairs", "student_cdf"]
+
 
 LEVEL = 0.05
 # With fewer resamples beyond 0, their number tells too little.
@@ -169,3 +176,39 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
         tail = 1 + odd / tail
     return math.exp(log_front) / (a * tail)
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """The exact two-sided p-value of so many flips either way, 1 for none: twice the binomial tail, at
+    most 1."""
+    n, fewer = lost + gained, min(lost, gained)
+    # Whole numbers, of which Python's division rounds once, however long they are.
+    tail = term = 1
+    for k in range(fewer):
+        term = term * (n - k) // (k + 1)
+        tail += term
+    return min(1.0, 2 * tail / (1 << n))
+
+
+def paired_answers(own: NDArray[np.float64], base: NDArray[np.float64]) -> dict[str, Any]:
+    """What a metric of the same questions says of two models.
+
+    `own`, `base`: float64 [N], the metric of each question. `difference` is the mean of own − base with
+    its 95 % interval, from a bootstrap of whole questions. Of right and wrong answers, 1 and 0, also
+    how many were `lost` and `gained`, and McNemar's exact `p`.
+    """
+    change = own - base
+    interval = block_bootstrap(change, np.ones_like(change))
+    note = None if interval else f"{len(change)} questions: an interval needs at least {MIN_BLOCKS}"
+    found: dict[str, Any] = {
+        "difference": {
+            "value": float(change.mean()),
+            "ci95": None if interval is None else list(interval),
+            "n": len(change),
+            "note": note,
+        }
+    }
+    if np.isin(np.concatenate([own, base]), (0.0, 1.0)).all():
+        lost, gained = int((change < 0).sum()), int((change > 0).sum())
+        found |= {"lost": lost, "gained": gained, "p": mcnemar(lost, gained)}
+    return found

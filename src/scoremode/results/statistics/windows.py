@@ -1,4 +1,4 @@
-"""Sums over each window, and what those of the windows done say of the whole.
+"""Sums over each window, estimates of the whole text from them, and the rule that ends a run early.
 
 A window's sums are of its own scores alone, added in their order, so they are the same bits however
 windows were grouped into passes. Two intervals follow from them, both by the linearized variance of a
@@ -7,25 +7,48 @@ ratio of sums (Cochran, Sampling Techniques, 1977, chapter 6) with Student's qua
 - `of_drawn`, where windows were drawn at random: of what all windows would give. Nothing has to be
   assumed of the text, since the draw alone makes windows independent; when all are done it has no
   width. Conversations are drawn whole, and their sums are then of all their windows.
-- `of_blocks`, where they are done in the order of the plan: of texts like this one, from blocks as long
-  as a finished run's are. It is a quick look at what the bootstrap of the finished run will say.
+- `of_blocks`, where they are done in the order of the plan: of texts like this one, from blocks as
+  long as a finished run's are. It is a quick look at what the bootstrap of the finished run will say.
+
+A run with a rule ends by its scores alone: after each of the plan's looks the rule is held against the
+interval of `of_drawn`, and the first look that it allows ends the run. Conversations are drawn whole:
+looks come after as many of them as of a text's windows.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, student
 from scoremode.results.statistics.divergence import log_ratio
-from scoremode.results.statistics.places import Places
+from scoremode.text.stopping import looks_of, stop_rule
 
-__all__ = ["Estimate", "WindowSums", "estimates_of", "of_blocks", "of_drawn", "window_sums"]
+__all__ = [
+    "METHOD",
+    "METHOD_CONVERSATIONS",
+    "Estimate",
+    "Look",
+    "WindowSums",
+    "estimates_of",
+    "look_at",
+    "of_blocks",
+    "of_drawn",
+    "stopping_section",
+    "window_sums",
+]
+
 
 Floats = NDArray[np.float64]
+
+# Named in a record; another rule for looks or for intervals would have another name.
+METHOD = "random windows, Student's interval, looks from 32 by 1.25"
+METHOD_CONVERSATIONS = METHOD.replace("windows", "conversations")
 
 
 @dataclass(frozen=True)
@@ -186,3 +209,57 @@ def _named(name: str, mean: float, half: float | None) -> dict[str, Estimate]:
     values = [math.exp(min(end, 700.0)) if is_log else end for end in ends]
     interval = None if half is None else (values[1], values[2])
     return {"ppl" if name == "nll" else name: Estimate(values[0], interval)}
+
+
+@dataclass(frozen=True)
+class Look:
+    """The rule's metric after `windows` windows, its interval, and whether that `met` the rule."""
+
+    windows: int
+    value: float
+    interval: tuple[float, float] | None
+    met: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "windows": self.windows,
+            "value": self.value,
+            "ci95": None if self.interval is None else list(self.interval),
+            "met": self.met,
+        }
+
+
+def look_at(sums: WindowSums, drawn_from: int, rule: str) -> Look:
+    """The look at the windows done, of so many windows, or conversations, in all. Raises ProtocolError
+    for what is no rule."""
+    wanted = stop_rule(rule)
+    found = of_drawn(sums, drawn_from)[wanted.metric]
+    met = found.interval is not None and wanted.allows(found.value, *found.interval)
+    return Look(len(sums), found.value, found.interval, met)
+
+
+def stopping_section(
+    sums: WindowSums, windows: int, rule: str, seed: int, conversations: int | None = None
+) -> dict[str, Any]:
+    """The record's section `stopping` of a run of those windows, drawn from so many; of conversations
+    drawn whole, from so many of these.
+
+    `after` is where the rule ends a run of these scores: at the number of windows there are, or the run
+    was ended by something else.
+    """
+    looks, drawn_from = [], windows if conversations is None else conversations
+    for draws in looks_of(drawn_from):
+        if (n := sums.windows_of(draws)) is None:
+            break
+        looks.append(look_at(sums.first(n), drawn_from, rule))
+        if looks[-1].met:
+            break
+    return {
+        "rule": rule,
+        "seed": seed,
+        "method": METHOD if conversations is None else METHOD_CONVERSATIONS,
+        "after": looks[-1].windows if looks else 0,
+        "of": windows,
+        "met": bool(looks) and looks[-1].met,
+        "looks": [look.to_json() for look in looks],
+    }

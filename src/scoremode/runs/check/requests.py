@@ -11,8 +11,8 @@ from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
 from scoremode.results.record.differences import differences
-from scoremode.results.statistics.pages import pages_section
-from scoremode.results.statistics.paired_answers import paired_answers
+from scoremode.results.statistics.bootstrap import pages_section
+from scoremode.results.statistics.pairs import paired_answers
 from scoremode.runs.planning import prefix_of
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol

@@ -17,7 +17,7 @@ from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import command_of
 from scoremode.results.scores import Scores, expected
-from scoremode.results.statistics.worst import worst_tokens
+from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.requests import audited_pages, audited_requests
 from scoremode.runs.check.sources import Sources, Unreachable, named_corpus

@@ -22,7 +22,7 @@ from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable,
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores, check, concatenate
-from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change

@@ -34,8 +34,8 @@ from scoremode.results.statistics.agreement import (
     judge,
     logits_of,
 )
+from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import perplexity
-from scoremode.results.statistics.places import Places
 from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress

@@ -23,7 +23,8 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.engines.torch.model.architecture import find_architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.report.inspection import inspect_table
+from scoremode.report.inspection import inspect_document
+from scoremode.report.rendering import document_text
 
 OWN_CODE = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
 
@@ -67,7 +68,9 @@ def test_the_language_model_of_an_unknown_whole_is_found(part, expected, tmp_pat
         "class": "LlamaForCausalLM",
         "text_alone": "SeeingModel (model_type seeing)",
     }
-    assert "LlamaForCausalLM, text alone: no images, no sound" in inspect_table(value)
+    assert "LlamaForCausalLM, text alone: no images, no sound" in document_text(
+        inspect_document(value)
+    )
 
 
 def test_what_lies_in_the_language_model_and_is_not_used_is_refused(expected, tmp_path):

@@ -1,0 +1,383 @@
+"""The content of a model card: a block of Markdown, and what the hub's own formats say of the runs.
+
+The block is a table a plan, and how it came about. `model-index` and `.eval_results/*.yaml` are made
+and read back by huggingface_hub's classes, so that what is written is what they mean. A perplexity or
+a divergence is no score of a benchmark: it stands with the data set that the text is of, and its
+protocol, interval and base stand beside it. A text that is not on the hub has no id there.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scoremode.report.compare import ranked_rows
+from scoremode.report.document import (
+    Column,
+    Table,
+    counted,
+    escaped,
+    number,
+    printable,
+    size,
+    words,
+)
+from scoremode.report.facts import blocks_words, caveats, chat_sentence, protocol_words
+from scoremode.report.rendering import literal, preformatted, table_markdown
+from scoremode.results.comparison.rows import short_name
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, EvalResultEntry
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "TOOL",
+    "Group",
+    "card_block",
+    "entries_file",
+    "entry_files",
+    "model_index",
+    "results_of",
+]
+
+
+BEGIN, END = "<!-- scoremode card: begin -->", "<!-- scoremode card: end -->"
+_SHORT = 12
+TOOL = "scoremode"
+# WikiText-2, by the name that a corpus of its rows has, wherever they lay.
+_WIKITEXT = "wikitext wikitext-2-raw-v1 test"
+_METRICS = {
+    "ppl": ("perplexity", "Perplexity"),
+    "ppl_ratio": ("perplexity_ratio", "Perplexity / base's"),
+    "kld": ("kl_divergence", "KL divergence from the base (nats)"),
+    "top1": ("top1_agreement", "Same top-1 as the base (share)"),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one plan: `value` as `results.comparison.ranking` has it, the runs' records in its order,
+    and the command lines that measure again what is published."""
+
+    value: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+    commands: Sequence[Sequence[str]]
+
+    @property
+    def published(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Each run's line of the ranking and its record, without the base's own, which others publish,
+        unless it is alone."""
+        pairs = list(zip(self.value["runs"], self.records, strict=True))
+        return [(row, record) for row, record in pairs if not row["is_base"]] or pairs
+
+
+def card_block(groups: Sequence[Group]) -> str:
+    """The whole block, between comments by which it is found and replaced."""
+    parts = [BEGIN, "### Perplexity and KL divergence"]
+    for group in groups:
+        parts += _group(group)
+    return "\n\n".join([*parts, _footer(groups), END]) + "\n"
+
+
+def _group(group: Group) -> list[str]:
+    value = group.value
+    parts = [table_markdown(_table(value)), _protocol(value), _computed(group.records)]
+    if told := [_item(row["model"], said) for row, said in _told(group)]:
+        parts.append("\n".join(told))
+    lines = "\n".join(shlex.join(map(escaped, command)) for command in group.commands)
+    return [*parts, preformatted(lines, "sh")]
+
+
+def _table(value: Mapping[str, Any]) -> Table:
+    """The ranking, with intervals beside their values: a card is narrow."""
+    rows = ranked_rows(value)
+    columns = (
+        words("model", "model"),
+        number("bits/weight", "bits_per_weight", ".3f"),
+        size(row["gib"] for row in rows),
+        _with_interval("word PPL", ".4f"),
+        _with_interval("PPL", ".4f"),
+        _with_interval("PPL / base", ".4f"),
+        _with_interval("KLD (nats)", ".4g"),
+        number("KLD p99", "kld_p99_nats", ".4g"),
+        Column("same top-1", "top1", lambda metric: f"{metric['value']:.2%}"),
+    )
+    names = ("bits_per_weight", "gib", "word_ppl", "ppl", "ppl_ratio", "kld", "kld_p99", "top1")
+    # What a base differs from itself by is no news.
+    own = ("bits_per_weight", "gib", "word_ppl", "ppl")
+    cells = [
+        (f"{row['model']} (base)", *(row.get(n) if n in own else None for n in names))
+        if row["is_base"]
+        else (row["model"], *(row.get(n) for n in names))
+        for row in rows
+    ]
+    return Table(columns, tuple(cells)).filled()
+
+
+def _with_interval(head: str, form: str) -> Column:
+    def show(metric: Mapping[str, Any]) -> str:
+        value, ends = f"{metric['value']:{form}}", metric["ci95"]
+        return value if ends is None else f"{value} [{ends[0]:{form}}, {ends[1]:{form}}]"
+
+    return Column(head, None, show)
+
+
+def _protocol(value: Mapping[str, Any]) -> str:
+    """Protocol, text and base in a line, with the digits by which they are known."""
+    protocol, corpus, plan = value["protocol"], value["corpus"], value["plan"]
+    text = literal(printable(corpus["name"]))
+    said = (
+        f"Protocol {literal(printable(protocol['name']))}: {_windows(protocol, corpus)}; "
+        f"{counted(plan['scored'], 'token')} in "
+        f"{counted(plan['windows'], 'window')} of {text} "
+        f"(text {_short(corpus['text']['sha256'])}, plan {_short(plan['sha256'])})."
+    )
+    if reference := value["reference"]:
+        checkpoint = reference.get("checkpoint") or {}
+        base = short_name(str(checkpoint.get("source") or reference["source"]))
+        said += (
+            f" KLD: mean KL(base‖model) of the next token over the whole vocabulary, in nats, "
+            f"against {literal(printable(base))}."
+        )
+    if any(run["ppl"]["ci95"] is not None for run in value["runs"]):
+        said += (
+            " In brackets: 95 % intervals, by a paired bootstrap, the same for all models, over "
+            f"{blocks_words(value['intervals'], protocol)}."
+        )
+    return said
+
+
+def _windows(protocol: Mapping[str, Any], corpus: Mapping[str, Any]) -> str:
+    if (chats := corpus.get("conversations")) is not None:
+        return chat_sentence(protocol, chats)
+    if protocol.get("text") == "pages":
+        return f"whole pages, {protocol['context_length']} tokens read at a time"
+    return (
+        f"windows of {protocol['context_length']} tokens every {protocol['stride']}, "
+        f"{literal(printable(protocol['scored']))} targets"
+    )
+
+
+def _computed(records: Sequence[Mapping[str, Any]]) -> str:
+    """What computed the runs; all there are where they differ."""
+    engines = [record["engine"] for record in records]
+    names = [
+        f"vLLM {e['vllm']}" if e.get("engine") == "vllm" else "scoremode's torch engine"
+        for e in engines
+    ]
+    return (
+        f"Computed by {_either(names)} in {_either(e['dtype'] for e in engines)}, arithmetic "
+        f"{_either(e['arithmetic'] for e in engines)}, on "
+        f"{_either(e['device']['name'] for e in engines)}."
+        f"{_sharded(records)}"
+    )
+
+
+def _sharded(records: Sequence[Mapping[str, Any]]) -> str:
+    """How runs that were merged of shards were cut; their command measures all at once."""
+    cut = [len(record["merged"]["shards"]) for record in records if "merged" in record]
+    if not cut:
+        return ""
+    which = "Scored" if len(cut) == len(records) else f"{counted(len(cut), 'run')} of them scored"
+    numbers = " or ".join(f"{n}" for n in dict.fromkeys(cut))
+    return (
+        f" {which} in {numbers} shards (`--shard i/N`) that `scoremode merge` joined: the same "
+        "scores to the bit as by the one command."
+    )
+
+
+def _either(found: Iterable[str]) -> str:
+    return " or ".join(literal(printable(one)) for one in dict.fromkeys(found))
+
+
+def _told(group: Group) -> list[tuple[Mapping[str, Any], str]]:
+    """What the numbers don't contain, of each run that says so."""
+    return [
+        (row, f"{name.lower()}: {text}")
+        for row, record in zip(group.value["runs"], group.records, strict=True)
+        for name, text in caveats(record)
+    ]
+
+
+def _item(model: str, said: str) -> str:
+    return f"- {literal(printable(model))}: {literal(escaped(said))}"
+
+
+def _footer(groups: Sequence[Group]) -> str:
+    versions = sorted({str(r["versions"]["scoremode"]) for g in groups for r in g.records})
+    records = [_short(r["sha256"]) for g in groups for r in g.records if "sha256" in r]
+    told = f"; records {', '.join(records)}" if records else ""
+    return f"<sub>Measured with scoremode {', '.join(map(literal, versions))}{told}.</sub>"
+
+
+def _short(sha256: str) -> str:
+    return literal(printable(str(sha256)[:_SHORT]))
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """A data set as the hub has it; `id` None for a text that is not there."""
+
+    id: str | None
+    name: str
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+
+
+def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[EvalResult]":
+    """An `EvalResult` a metric and run; `source_of`: a run's folder → the address of its record."""
+    from huggingface_hub import EvalResult
+
+    found = []
+    for row, record in _runs(groups):
+        data, url = _dataset(record["corpus"]), source_of.get(row["folder"])
+        for name, (kind, title) in _METRICS.items():
+            metric = row[name]
+            if metric is None:
+                continue
+            label = f"{title}, {escaped(row['model'])}"
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    task_name="Text Generation",
+                    dataset_type=data.id or "custom",
+                    dataset_name=data.name,
+                    dataset_config=data.config,
+                    dataset_split=data.split,
+                    dataset_revision=data.revision,
+                    metric_type=kind,
+                    metric_name=label,
+                    metric_value=metric["value"],
+                    metric_args=_arguments(record, metric, against=name != "ppl"),
+                    verified=False,
+                    source_name=None if url is None else _version(record),
+                    source_url=url,
+                )
+            )
+    return found
+
+
+def model_index(name: str, results: "Sequence[EvalResult]") -> list[dict[str, Any]]:
+    """The `model-index` of a README. Raises ValueError where the hub's classes read something else."""
+    from huggingface_hub.repocard_data import (
+        eval_results_to_model_index,
+        model_index_to_eval_results,
+    )
+
+    index: list[dict[str, Any]] = [{"name": name, "results": []}]
+    # One call would give all results of a data set the first one's source.
+    for url in dict.fromkeys(result.source_url for result in results):
+        (part,) = eval_results_to_model_index(name, [r for r in results if r.source_url == url])
+        index[0]["results"] += part["results"]
+    _, read = model_index_to_eval_results(index)
+    if sorted(map(repr, read)) != sorted(map(repr, results)):
+        raise ValueError("the hub's classes read another model-index than they wrote")
+    return index
+
+
+def entry_files(groups: Sequence[Group], source_of: Mapping[str, str]) -> dict[str, str]:
+    """Path in the repository → YAML, a file a run whose text is a data set on the hub."""
+    files = {}
+    for row, record in _runs(groups):
+        data = _dataset(record["corpus"])
+        if data.id is None:
+            continue
+        entries = _entries(row, record, data, source_of.get(row["folder"]))
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", row["model"]).strip("-.") or "model"
+        plan = str(record["plan"]["sha256"])[:8]
+        files[f".eval_results/{TOOL}-{safe}-{plan}.yaml"] = entries_file(entries)
+    return files
+
+
+def entries_file(entries: "list[EvalResultEntry]") -> str:
+    """The YAML of entries. Raises ValueError where the hub's classes read others."""
+    import yaml
+    from huggingface_hub import eval_result_entries_to_yaml, parse_eval_result_entries
+    from huggingface_hub.utils import yaml_dump
+
+    text = yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
+    if parse_eval_result_entries(yaml.safe_load(text)) != entries:
+        raise ValueError("the hub's classes read other entries than they wrote")
+    return text
+
+
+def _entries(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    data: _Dataset,
+    url: str | None,
+) -> "list[EvalResultEntry]":
+    from huggingface_hub import EvalResultEntry
+
+    assert data.id is not None
+    found = []
+    for name in ("ppl", "kld"):
+        if (metric := row[name]) is None:
+            continue
+        ends = metric["ci95"]
+        notes = [f"{_METRICS[name][1]} of {escaped(row['model'])}"]
+        notes += [] if ends is None else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
+        notes += [f"protocol {escaped(protocol_words(record['protocol']))}", f"n = {metric['n']}"]
+        if name == "kld":
+            notes.append(f"base {escaped(_base(record))}")
+        found.append(
+            EvalResultEntry(
+                dataset_id=data.id,
+                task_id=_METRICS[name][0],
+                value=metric["value"],
+                dataset_revision=data.revision,
+                date=record.get("finished"),
+                source_url=url,
+                source_name=None if url is None else _version(record),
+                notes="; ".join(notes),
+            )
+        )
+    return found
+
+
+def _runs(groups: Sequence[Group]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each published run's line of the ranking, and its record."""
+    return [pair for group in groups for pair in group.published]
+
+
+def _dataset(corpus: Mapping[str, Any]) -> _Dataset:
+    source, name = str(corpus.get("source") or ""), str(corpus["name"])
+    parts = name.split(" ")
+    config, split = (parts[1] if len(parts) > 2 else None), (parts[-1] if parts[1:] else None)
+    if source.startswith("hub:"):
+        repo, _, commit = source.removeprefix("hub:").partition("@")
+        return _Dataset(repo, name, config, split, commit or None)
+    if name == _WIKITEXT and corpus.get("rows") is not None:
+        return _Dataset("Salesforce/wikitext", name, config, split)
+    return _Dataset(None, escaped(name))
+
+
+def _arguments(
+    record: Mapping[str, Any], metric: Mapping[str, Any], *, against: bool
+) -> dict[str, Any]:
+    """What makes the number that number."""
+    arguments = {
+        "tool": _version(record),
+        "protocol": escaped(protocol_words(record["protocol"])),
+        "text_sha256": record["corpus"]["text"]["sha256"],
+        "plan_sha256": record["plan"]["sha256"],
+        "n": metric["n"],
+    }
+    if metric["ci95"] is not None:
+        arguments["ci95"] = list(metric["ci95"])
+    if against and record.get("reference"):
+        arguments["base"] = escaped(_base(record))
+    return arguments
+
+
+def _base(record: Mapping[str, Any]) -> str:
+    reference = record["reference"]
+    checkpoint = reference.get("checkpoint") or {}
+    return short_name(str(checkpoint.get("source") or reference["source"]))
+
+
+def _version(record: Mapping[str, Any]) -> str:
+    return f"{TOOL} {escaped(str(record['versions']['scoremode']))}"

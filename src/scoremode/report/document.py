@@ -1,0 +1,209 @@
+"""The content of a report as data: facts, tables and prose, in the order in which they are shown.
+
+One `Document` gives every form (`report.rendering`): a terminal's, Markdown, CSV. A table's cells are
+values, so that each form rounds and escapes them in its own way, or not at all.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scoremode.errors import escaped
+
+__all__ = [
+    "Column",
+    "Document",
+    "Facts",
+    "Preformatted",
+    "Prose",
+    "Said",
+    "Table",
+    "columns_table",
+    "counted",
+    "data",
+    "ends",
+    "escaped",
+    "interval",
+    "interval_text",
+    "measured",
+    "number",
+    "pairs",
+    "printable",
+    "size",
+    "without_interval",
+    "words",
+]
+
+# Characters of a file's text that stand in a line.
+_WIDEST = 100
+
+
+@dataclass(frozen=True)
+class Said:
+    """A cell with a word in the place of a value: data have nothing there."""
+
+    word: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    - `head`: its heading, None where only data have it.
+    - `key`: its name in data, with the unit, None where only readers have it.
+    - `show`: a value that is there → its text.
+    - `parts`: a value that is there → what it is in data, a column each; `ends` are the ends of these
+      columns' names behind `key`.
+    """
+
+    head: str | None
+    key: str | None
+    show: Callable[[Any], str] = str
+    parts: Callable[[Any], Sequence[Any]] = field(default=lambda value: (value,))
+    ends: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of as many values; None is a value that is not there."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def filled(self) -> "Table":
+        """The table without the columns that have nothing to show."""
+        kept = [
+            i
+            for i, column in enumerate(self.columns)
+            if column.head is not None and any(row[i] is not None for row in self.rows)
+        ]
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with what is said of them; a name that is empty goes on with the one before.
+
+    `tabled`: names whose numbers the document's `data` have as well.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    tabled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Words between the others."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Preformatted:
+    """Lines as they are, such as another tool's."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """All that is shown, and `data`: the one table that CSV is.
+
+    Where `data` is none of the parts, Markdown begins with those of its columns that have a heading.
+    """
+
+    parts: tuple[Facts | Table | Prose | Preformatted, ...]
+    data: Table
+
+
+def words(head: str | None, key: str | None) -> Column:
+    """A column of text that a file may hold."""
+    return Column(head, key, printable)
+
+
+def number(head: str, key: str | None, form: str) -> Column:
+    """A column of numbers."""
+    return Column(head, key, lambda value: f"{value:{form}}")
+
+
+def measured(head: str, key: str, form: str, sign: str = "") -> Column:
+    """A column of metrics: the value with `sign` before it; in data with both ends of the interval."""
+    return Column(
+        head,
+        key,
+        lambda metric: f"{sign}{metric['value']:{form}}",
+        lambda metric: (metric["value"], *(metric["ci95"] or (None, None))),
+        ("", "_low", "_high"),
+    )
+
+
+def interval(form: str, head: str = "95 %") -> Column:
+    """A column of the intervals of metrics that another column has: (low, high), or None."""
+    return Column(head, None, lambda ends: f"[{ends[0]:{form}}, {ends[1]:{form}}]")
+
+
+def size(values: Iterable[float | None], key: str = "size_gib") -> Column:
+    """A column of GiB, shown in MiB where all of `values` are small."""
+    if max((value for value in values if value is not None), default=1.0) < 0.1:
+        return Column("MiB", key, lambda gib: f"{gib * 1024:.2f}")
+    return Column("GiB", key, lambda gib: f"{gib:.3f}")
+
+
+def data(key: str) -> Column:
+    """A column that only data have."""
+    return Column(None, key)
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they stand for, a line each."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as they need to be, the first flush left, the others right."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def interval_text(metric: Mapping[str, Any], form: str = ".4f") -> str:
+    """The 95 % interval of a metric; why there is none, a table says once."""
+    return "(no interval)" if metric["ci95"] is None else f"95 % {ends(metric, form)}"
+
+
+def ends(metric: Mapping[str, Any] | None, form: str) -> str:
+    """The 95 % interval of a metric as `[low, high]`; `-` without one, and without the metric."""
+    if metric is None or metric["ci95"] is None:
+        return "-"
+    low, high = metric["ci95"]
+    return f"[{low:{form}}, {high:{form}}]"
+
+
+def without_interval(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Rows on why metrics have no interval, one for all of the same reason."""
+    notes = {m["note"] for m in metrics if m["ci95"] is None}
+    return [("no interval", note) for note in sorted(notes - {None})]
+
+
+def counted(n: int, what: str) -> str:
+    """`1 window`, `2,000 windows`."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+def printable(text: str) -> str:
+    """Makes a file's text fit to be a line's part: escaped, and cut where it is long."""
+    return escaped(text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…")

@@ -1,0 +1,455 @@
+"""Rows of facts about a run, each a name and a line: what was measured, on which text, how, where."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scoremode.report.document import (
+    counted,
+    interval_text,
+    printable,
+    without_interval,
+)
+from scoremode.results.comparison.comparable import is_held_out
+from scoremode.results.record.checks import unlike_dtypes
+
+__all__ = [
+    "bits",
+    "blocks_words",
+    "calibration_rows",
+    "caveats",
+    "chat_sentence",
+    "chat_words",
+    "conversation_rows",
+    "headline_rows",
+    "left_out_rows",
+    "measured_rows",
+    "page_rows",
+    "place_rows",
+    "protocol_words",
+    "ran_rows",
+    "template_rows",
+    "text_words",
+]
+
+
+# Metrics of few targets, which may have no interval where the others do.
+_OF_FEW = ("confident_flips", "halved", "kld_p99", "kld_p999")
+_LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}
+# As a sentence of a card.
+_RULES = {"truncate": "cut", "split": "split into windows", "skip": "left out"}
+_SCORED = {
+    "assistant": "the assistant's targets",
+    "completion": "the last turn's targets",
+    "all": "all targets",
+}
+# Why what an assistant said is no target, by the record's names. Earlier releases counted fewer.
+_NOT_SCORED: dict[str, Callable[[int], str]] = {
+    "unmarked": lambda n: f"{counted(n, 'turn')} that the chat template doesn't mark as generated",
+    "outside": lambda n: f"{counted(n, 'token')} outside the template's marks",
+    "prompted": lambda n: f"{counted(n, 'token')} marked, and given by the prompt",
+    "straddling": lambda n: f"{counted(n, 'token')} shared with what the model didn't generate",
+    "behind": lambda n: f"{counted(n, 'token')} behind the end of a turn",
+    "opening": lambda n: f"{counted(n, 'token')} with nothing before",
+    "beyond": lambda n: f"{counted(n, 'token')} beyond the context length",
+}
+
+
+def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on what a result is of: the model, how many tokens of which text, and what it does not
+    contain."""
+    return [
+        ("model", _model(record["checkpoint"])),
+        ("over", _over(record)),
+        *_stopped(record),
+        ("protocol", protocol_words(record["protocol"])),
+        *conversation_rows(record["corpus"]),
+        *left_out_rows(record["protocol"]),
+        *without_interval(m for k, m in record["metrics"].items() if k not in _OF_FEW),
+        *caveats(record),
+    ]
+
+
+def page_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on the perplexities a word and a byte of whole pages; none of another run."""
+    if (pages := record.get("pages")) is None:
+        return []
+    rows, metrics = [], pages["metrics"]
+    for name in ("word perplexity", "byte perplexity", "bits per byte"):
+        key = name.replace(" ", "_")
+        for of, metric in (("", metrics[key]), ("base ", metrics.get(f"{key}_base"))):
+            if metric is not None:
+                rows.append((of + name, f"{metric['value']:.6f}   {interval_text(metric)}"))
+    prefix = record["requests"]["prefix"]
+    before = "" if prefix is None else f", each behind {prefix['is']} ({prefix['token']})"
+    counts = f"{counted(pages['pages'], 'page')} of {counted(pages['words'], 'word')}"
+    return [*rows, ("pages", f"{counts} and {counted(pages['bytes'], 'byte')}{before}")]
+
+
+def _stopped(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tells of a run with a rule to stop by how much of the text it took, and what that says of all."""
+    found = record.get("stopping")
+    if found is None:
+        return []
+    if found["after"] == found["of"]:
+        return [("stopped", f"not: {found['rule']} took all {counted(found['of'], 'window')}")]
+    low, high = found["looks"][-1]["ci95"]
+    name = found["rule"].partition("±")[0].upper()
+    return [
+        (
+            "stopped",
+            f"by {found['rule']} after {found['after']:,} of {counted(found['of'], 'window')}, drawn "
+            f"with seed {found['seed']}: all would give {name} {low:.5g} to {high:.5g} (95 %)",
+        )
+    ]
+
+
+def left_out_rows(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The tokens that lie between windows that begin further apart than they are long."""
+    length, stride = protocol["context_length"], protocol["stride"]
+    if stride <= length:
+        return []
+    return [
+        (
+            "left out",
+            f"{stride - length:,} of every {stride:,} tokens of the text, between windows; "
+            f"--stride {length} scores them, too",
+        )
+    ]
+
+
+def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
+    """Rows on where the record is, and how to see more than what is shown."""
+    rows = [("record", str(folder / "record.json"))]
+    return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
+
+
+def _model(checkpoint: Mapping[str, Any]) -> str:
+    """Such as `models/x (W4A16 g32, 4.500 bits a weight)`."""
+    formats = ", ".join(checkpoint["formats"])
+    body = checkpoint["bits_per_weight"]["body"]
+    return f"{checkpoint['source']} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+
+
+def _over(record: Mapping[str, Any]) -> str:
+    plan, n = record["plan"], record["plan"]["scored"]
+    often = "" if plan["unique"] == n else f" ({plan['unique']:,} different ones)"
+    windows = counted(plan["windows"], "window")
+    return f"{counted(n, 'token')}{often} in {windows} of {text_words(record['corpus'])}"
+
+
+def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on what was measured, and with which arithmetic."""
+    engine, checkpoint = record["engine"], record["checkpoint"]
+    formats = ", ".join(checkpoint["formats"])
+    return [
+        *template_rows(record["corpus"]),
+        *calibration_rows(record, held_out=True),
+        *_blocks(record),
+        ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
+        ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
+                       f"{engine['attention']} attention"),
+        *_products(engine),
+        *_vllm(engine),
+        ("bits per weight", bits(checkpoint)),
+    ]  # fmt: skip
+
+
+def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The blocks that intervals are made of; runs from before blocks were chosen don't tell."""
+    found = record.get("intervals")
+    return [("intervals from", blocks_words(found, record["protocol"]))] if found else []
+
+
+def blocks_words(found: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+    """What `intervals` of a record or of several runs are made of, and how much they cover where they
+    are of few conversations."""
+    why = {
+        "window": "as long as a window",
+        "shortest": "the shortest there are",
+        "autocorrelation": "by the autocorrelation of the scores",
+        "eighth": "an eighth of the text, and less than its autocorrelation asks for",
+    }
+    if found["rule"] == "conversation":
+        texts = {"requests": "question", "pages": "page"}
+        what = texts.get(str(protocol.get("text")), "conversation")
+        whole = f"{counted(found['blocks'], what)}, resampled whole"
+        if (covers := found.get("covers")) is None:
+            return whole
+        return f"{whole}: so few that 95 % intervals cover {covers:.0%} where a few are far harder"
+    words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
+    return f"{words}: {why.get(found['rule'], found['rule'])}"
+
+
+def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on where a run ran, and what it took."""
+    engine = record["engine"]
+    return [
+        ("device", _device(engine)),
+        *_merged(record),
+        ("peak memory", _memory(record)),
+        ("speed", _rate(record)),
+        ("seconds", _seconds(record)),
+    ]
+
+
+def _merged(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a merged run how many shards it is of."""
+    if (merged := record.get("merged")) is None:
+        return []
+    shards = merged["shards"]
+    runs = ", ".join(printable(str(shard["run"])) for shard in shards[:3])
+    more = f" and {len(shards) - 3} more" if len(shards) > 3 else ""
+    return [("merged", f"of {counted(len(shards), 'shard')}, whose seconds add up: {runs}{more}")]
+
+
+def _memory(record: Mapping[str, Any]) -> str:
+    """The most that was held; of long windows on a GPU with what was expected, and their chunks."""
+    engine, chunk = record["engine"], (record.get("schedule") or {}).get("chunk_tokens")
+    said = f"{engine['peak_bytes'] / 2**30:.2f} GiB"
+    if "estimated_bytes" in engine and engine["device"]["type"] == "cuda":
+        said += f", {engine['estimated_bytes'] / 2**30:.2f} expected"
+    return said if chunk is None else f"{said}; long windows in chunks of {chunk:,} tokens"
+
+
+def _seconds(record: Mapping[str, Any]) -> str:
+    """The process's stages from its start on, which add up to what the user waited; and what the two
+    that are the engine's were spent on."""
+    total = record["seconds"]["total"]
+    stages = {name: value for name, value in record["seconds"].items() if name != "total"}
+    digits = 2 if total < 100 else 1
+    return (
+        f"{total:.{digits}f} in all: {_stages(stages, digits)}; engine and score are "
+        f"{_stages(_shares(stages, record['engine']['seconds']), digits)}"
+    )
+
+
+def _shares(stages: Mapping[str, float], own: Mapping[str, float]) -> Mapping[str, float]:
+    """Seconds that the engine noted, and those it didn't; on a GPU loading overlaps the rest."""
+    both = stages.get("engine", 0) + stages.get("score", 0)
+    return {**own, "other": max(0.0, both - sum(own.values()))}
+
+
+def _stages(seconds: Mapping[str, float], digits: int) -> str:
+    """The stages that took any time that would be seen."""
+    seen = {name: value for name, value in seconds.items() if round(value, digits)}
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in seen.items()) or "none"
+
+
+def _device(engine: Mapping[str, Any]) -> str:
+    """Such as `2 × NVIDIA H200, weights in pinned host memory`."""
+    device, several = engine["device"], engine.get("devices", ())
+    words = f"{len(several)} × {device['name']}" if several else device["name"]
+    if device["threads"]:
+        return f"{words}, {counted(device['threads'], 'thread')}{' each' if several else ''}"
+    place = engine.get("placement")
+    return words if place in (None, "device") else f"{words}, weights in {place}"
+
+
+def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tells how linears with quantized inputs were multiplied."""
+    rows = []
+    for p in engine.get("products", ()):
+        how = "native" if p["native"] else "emulated"
+        rows.append(
+            (
+                "" if rows else "products",
+                f"{how}: {p['product']} ({counted(p['linears'], 'linear')} {p['format']}, inputs "
+                f"{p['inputs']})",
+            )
+        )
+    return rows
+
+
+def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows that only vLLM has: its version, its kernels, its ranks."""
+    if engine.get("engine") != "vllm":
+        return []
+    kernels = ", ".join(f"{name} ({count})" for name, count in engine["linear"].items())
+    ranks = f"{engine['tensor_parallel_size']} tensor, {engine['pipeline_parallel_size']} pipeline"
+    return [
+        ("vLLM", f"{engine['vllm']}, {engine['runner']} runner, parallel {ranks}"),
+        ("kernels", kernels),
+        ("logits", "float32" if engine["head_dtype"] == "float32" else engine["dtype"]),
+    ]
+
+
+def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lists what the checkpoint holds or declares and the number does not contain."""
+    rows = []
+    engine = record["engine"]
+    declared = record["checkpoint"]["kv_cache_declared"]
+    cache = engine.get("kv_cache_dtype")
+    if cache not in (None, "", "auto", engine["dtype"]):
+        said = [f"in {cache}", *_cache_scales(engine)]
+        if declared:
+            said.append(f"declared {declared}")
+        rows.append(("KV cache", ", ".join([*said, *_cache_of_base(record)])))
+    elif declared is not None:
+        rows.append(("KV cache", f"declared {declared}, not applied"))
+    if problem := engine.get("problem"):
+        rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
+    if unlike := unlike_dtypes(record):
+        rows.append(("OTHER DTYPE", unlike))
+    activations = engine.get("activations") or {"declared": None, "ran": None}
+    declared, ran = activations["declared"], activations["ran"]
+    if declared and ran != "quantized":
+        text = f"activations are declared {declared}, and here {ran}"
+        rows.append(("LESS THAN DECLARED", text))
+    if engine.get("arithmetic") == "llama.cpp":
+        text = "llama.cpp's: inputs of linears rounded too, by the weight's type"
+        rows.append(("arithmetic", text))
+    elif not declared and ran in ("quantized", "mixed"):
+        text = f"activations are not declared quantized, and here {ran}"
+        rows.append(("MORE THAN DECLARED", text))
+    if whole := engine.get("text_alone"):
+        rows.append(("text alone", f"the language model of {whole}, without images or sound"))
+    if unused := engine["unused_tensors"]:
+        rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
+    return rows + calibration_rows(record)
+
+
+def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
+    """Where a cache's static scales are from, if it has any."""
+    scales = (engine.get("kv_cache") or {}).get("scales")
+    if scales is None:
+        return []
+    if scales["source"] == "measured":
+        tokens = f"{scales['tokens']:,} tokens"
+        return [f"scales measured on {counted(scales['windows'], 'window')} of {tokens}"]
+    return [f"scales of {printable(scales['source'])}"]
+
+
+def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
+    """What the base's keys and values were in, where the record says it."""
+    base = (record.get("reference") or {}).get("engine") or {}
+    if "dtype" not in base:
+        return []
+    cache = base.get("kv_cache_dtype")
+    return [f"the base's in {base['dtype'] if cache in (None, '', 'auto') else str(cache)}"]
+
+
+def bits(summary: Mapping[str, Any]) -> str:
+    """Both bits-per-weight conventions of a checkpoint section."""
+    both = summary["bits_per_weight"]
+    if both["file"] is None:
+        return f"not known: {summary['not_decoded']}"
+    body = "none" if both["body"] is None else f"{both['body']:.3f}"
+    return f"{body} body, {both['file']:.3f} file"
+
+
+def _rate(record: Mapping[str, Any]) -> str:
+    engine = record["engine"]
+    work = sum(v for k, v in engine["seconds"].items() if k != "load")
+    tokens = engine["tokens"]
+    return f"{tokens / work:,.0f} tokens/s" if work and tokens else "not measured (all resumed)"
+
+
+def protocol_words(protocol: Mapping[str, Any]) -> str:
+    """A protocol in a line."""
+    if protocol.get("text") == "conversations":
+        return chat_words(protocol)
+    if protocol.get("text") in ("pages", "requests"):
+        return f"{protocol['name']} ({protocol['context_length']:,} tokens read at a time)"
+    return (
+        f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
+        f"{protocol['scored']} targets)"
+    )
+
+
+def text_words(corpus: Mapping[str, Any]) -> str:
+    """A text's name, size and rule in a line."""
+    rows = ""
+    if corpus["row_limit"] is not None:
+        seed = corpus.get("row_seed")
+        which = "first " if seed is None else ""
+        # More may be asked for than there are.
+        count = min(corpus["row_limit"], corpus["rows"])
+        rows = f", {which}{count} of {corpus['rows']} rows"
+        if corpus["text"]["rule"] == "pages":
+            rows = f", {which}{counted(corpus['row_limit'], 'page')}"
+        rows += "" if seed is None else f" drawn by seed {seed}"
+    return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
+
+
+def calibration_rows(record: Mapping[str, Any], *, held_out: bool = False) -> list[tuple[str, str]]:
+    """A row on a text that is not held out, or on one that is where `held_out` asks for that."""
+    found = record.get("calibration")
+    if found is None or is_held_out(found) != held_out:
+        return []
+    return [("held out" if held_out else "NOT HELD OUT", _calibration_words(found))]
+
+
+def _calibration_words(found: Mapping[str, Any]) -> str:
+    """Such as `3.20% of the targets stand in c4.jsonl, too, the calibration text of 9,926 tokens …`."""
+    share = f"{found['share']:.2%}" if found["targets"] else "none"
+    name, tokens = printable(found["name"]), counted(found["tokens"], "token")
+    seen = sorted(found.get("labels", {}).items(), key=lambda item: (-item[1], item[0]))
+    # Of several groups the one that has most.
+    most = f"; of {printable(seen[0][0])} {seen[0][1]:.2%}" if len(seen) > 1 else ""
+    return (
+        f"{share} of the targets stand in {name}, too, the calibration text of {tokens}, among "
+        f"{found['ngram']} tokens in a row{most}"
+    )
+
+
+def chat_words(protocol: Mapping[str, Any]) -> str:
+    """A protocol of conversations in a line."""
+    return (
+        f"{protocol['name']} ({_SCORED[protocol['scored']]}; longer than "
+        f"{protocol['context_length']:,} tokens: {_LONG[protocol['long']]})"
+    )
+
+
+def chat_sentence(protocol: Mapping[str, Any], chats: Mapping[str, Any]) -> str:
+    """What is scored of conversations, for a page that says it in a sentence."""
+    template = chats["template"]
+    by = "" if template is None else f" by chat template {template['sha256'][:12]}"
+    return (
+        f"each conversation by itself{by}, those longer than {protocol['context_length']:,} tokens "
+        f"{_RULES[protocol['long']]}, {_SCORED[protocol['scored']]}"
+    )
+
+
+def conversation_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on conversations, their turns, and what isn't scored of these; none of a text."""
+    chats = corpus.get("conversations")
+    if chats is None:
+        return []
+    said = [counted(chats["read"], "conversation")]
+    kinds = {
+        "bad_rows": "bad and left out",
+        "long": "longer than a window",
+        "lost": "without a target left",
+    }
+    said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
+    if turns and (spread := chats.get("turn_targets")):
+        turns[0] += f" of {spread['least']:,} to {spread['most']:,} targets"
+        turns[0] += f" (median {spread['median']:,g})"
+    kinds = {
+        "apart": "with a text of their own",
+        "unended": "without an end",
+        "unprompted": "that begin otherwise than the template prompts",
+    }
+    turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    rows = [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]
+    if left := [words(chats[name]) for name, words in _NOT_SCORED.items() if chats.get(name)]:
+        rows.append(("not scored", ", ".join(left)))
+    return rows
+
+
+def template_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on the chat template and on rows that were left out, none of a text."""
+    chats = corpus.get("conversations")
+    if chats is None:
+        return []
+    rows = [("left out", printable(line)) for line in chats["bad"]]
+    if (found := chats["template"]) is None:
+        return rows
+    given = f", given {json.dumps(found['arguments'])}" if found["arguments"] else ""
+    day = f", for which today is {found['date']}" if found["date"] else ""
+    words = f"{found['source']}, sha256 {found['sha256'][:12]}…{given}{day}"
+    return [("chat template", printable(words)), *rows]

@@ -1,0 +1,181 @@
+"""Renders a document for a terminal, as Markdown that can be pasted, or as CSV.
+
+- *Terminal.* Names and words come from checkpoints, texts and records of others: every cell, name and
+  line is escaped here, so that none moves the cursor, turns the line around, or begins another one.
+- *Markdown.* GitHub's tables and lists, as the hub renders them. Text is escaped only where Markdown
+  would make something else of it, so that a number, an interval, or `Q4_K_M` stands as it is.
+- *CSV.* One header, every number in full. A spreadsheet runs a cell that begins with `=`, `+`, `-` or
+  `@` as a formula, and a model's name may be anything: such text gets an apostrophe in front, which
+  spreadsheets don't show.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from scoremode.report.document import (
+    Column,
+    Document,
+    Facts,
+    Preformatted,
+    Said,
+    Table,
+    columns_table,
+    escaped,
+    pairs,
+)
+
+__all__ = [
+    "document_markdown",
+    "document_text",
+    "literal",
+    "preformatted",
+    "table_csv",
+    "table_markdown",
+    "table_text",
+]
+
+# What would be taken for something else wherever it stands. Of brackets only those with an address
+# behind are: a link's.
+_ALWAYS = re.compile(
+    r"[`*|~]"
+    r"|\\(?=[!-/:-@\[-`{-~]|$)"
+    # Within a word it is one more letter.
+    r"|(?<![^\W_])_|_(?![^\W_])"
+    r"|(?<=\])[(:\[]"
+    r"|(?<=\$)\$"
+    r"|!(?=\[)"
+)
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+
+
+def document_text(document: Document) -> str:
+    """Returns the parts as a terminal shows them, an empty line between two."""
+    return "\n\n".join(_text_part(part) for part in document.parts)
+
+
+def table_text(table: Table) -> str:
+    """A table for a terminal: columns as wide as they need to be, under their headings."""
+    shown = [i for i, column in enumerate(table.columns) if column.head is not None]
+    header = [escaped(table.columns[i].head or "") for i in shown]
+    rows = [[_text_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
+    return columns_table(header, rows)
+
+
+def _text_part(part: Any) -> str:
+    if isinstance(part, Facts):
+        return pairs((escaped(name), escaped(said)) for name, said in part.rows)
+    if isinstance(part, Table):
+        return table_text(part)
+    return "\n".join(escaped(line) for line in part.text.split("\n"))
+
+
+def _text_cell(column: Column, value: Any) -> str:
+    if isinstance(value, Said):
+        return escaped(value.word)
+    return "-" if value is None else escaped(column.show(value))
+
+
+def table_csv(table: Table) -> str:
+    """The columns' names with their units, then a line a row; a missing value is empty."""
+    shown = [(i, column) for i, column in enumerate(table.columns) if column.key is not None]
+    file = io.StringIO()
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(f"{column.key}{end}" for _, column in shown for end in column.ends)
+    for row in table.rows:
+        lines.writerow(part for i, column in shown for part in _parts(column, row[i]))
+    return file.getvalue()
+
+
+def _parts(column: Column, value: Any) -> list[Any]:
+    if value is None or isinstance(value, Said):
+        return [""] * len(column.ends)
+    return [_plain(part) for part in column.parts(value)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    return f"'{escaped(value)}" if value.startswith(("=", "+", "-", "@")) else escaped(value)
+
+
+def document_markdown(document: Document) -> str:
+    """Returns the parts as Markdown; the document's data comes first if no part shows it."""
+    parts = [_part(part) for part in document.parts if _rows(part)]
+    table = document.data.filled()
+    is_shown = any(part in (document.data, table) for part in document.parts)
+    if not is_shown and table.columns:
+        parts = [
+            table_markdown(table),
+            *(_part(_untabled(part)) for part in document.parts if _rows(_untabled(part))),
+        ]
+    return "\n\n".join(parts)
+
+
+def table_markdown(table: Table) -> str:
+    """A Markdown table, the first column flush left, the others right."""
+    shown = [i for i, column in enumerate(table.columns) if column.head is not None]
+    header = [literal(table.columns[i].head or "") for i in shown]
+    aligned = ["---", *("---:" for _ in shown[1:])]
+    rows = [[_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, aligned, *rows))
+
+
+def literal(text: str) -> str:
+    """A line of text that Markdown shows as it is, in a table's cell as well, without characters that
+    act on a terminal or a page."""
+    text = _ENTITY.sub("&amp;", escaped(text)).replace("<", "&lt;").replace(">", "&gt;")
+    return _ALWAYS.sub(r"\\\g<0>", text)
+
+
+def preformatted(text: str, language: str = "") -> str:
+    """Lines in a fence that none of them closes, escaped as `literal` does."""
+    text = "\n".join(escaped(line) for line in text.split("\n"))
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _rows(part: Any) -> bool:
+    return bool(part.rows if isinstance(part, Facts | Table) else part.text)
+
+
+def _untabled(part: Any) -> Any:
+    """Facts without those whose numbers are in the table."""
+    if not isinstance(part, Facts) or not part.tabled:
+        return part
+    kept, name = [], ""
+    for own, said in part.rows:
+        name = own or name
+        if name not in part.tabled:
+            kept.append((own, said))
+    return Facts(tuple(kept))
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, Facts):
+        return _list(part.rows)
+    if isinstance(part, Table):
+        return table_markdown(part)
+    if isinstance(part, Preformatted):
+        return preformatted(part.text)
+    return "\n".join(literal(line) for line in part.text.split("\n"))
+
+
+def _list(rows: Sequence[tuple[str, str]]) -> str:
+    lines, name = [], ""
+    for own, said in rows:
+        # A line that began with a name's value might begin a list or a heading of its own.
+        name = own or name
+        lines.append(f"- {literal(name)}: {literal(said)}")
+    return "\n".join(lines)
+
+
+def _cell(column: Column, value: Any) -> str:
+    if isinstance(value, Said):
+        return literal(value.word)
+    return "—" if value is None else literal(column.show(value))

@@ -1,0 +1,105 @@
+"""check's findings as text: a line a part for what held, each reason once, the total last."""
+
+from typing import Any
+
+from scoremode.report.checks import check_document, verify_document
+from scoremode.report.rendering import document_text, table_csv
+
+FINDINGS = [
+    ("metrics", "ppl", "held", "46.95"),
+    ("metrics", "nll", "held", "3.8"),
+    ("metrics", "kld", "wrong", "its kld is 1, and its scores give 2"),
+    ("metrics", "a interval", "unchecked", "not compared: made by 0.0.9"),
+    ("metrics", "b interval", "unchecked", "not compared: made by 0.0.9"),
+    ("text", "sha256", "held", "abc"),
+]
+VALUE = {
+    "runs": [
+        {
+            "run": "runs/a",
+            "model": "m\x1b[31m",
+            "not_checked": ["command", "x\x1b[31m"],
+            "findings": [dict(zip(("part", "name", "status", "words"), f, strict=True))
+                         for f in FINDINGS],
+            "second_run": {"windows": [1, 2], "of_windows": 20, "model": "m", "seed": 0,
+                           "found_probability": {"1": 0.1, "10": 0.65132},
+                           "targets": 100},
+        }
+    ],
+    "left_out": ["runs/b: is not done"],
+    "counts": {"held": 3, "unchecked": 3, "wrong": 1},
+}  # fmt: skip
+
+
+def test_what_held_is_one_line_and_the_rest_is_told():
+    lines = document_text(check_document(VALUE)).splitlines()
+    text = "\n".join(lines)
+    assert "metrics             held: 2 (ppl, nll)" in text
+    assert "metrics: kld        WRONG: its kld is 1, and its scores give 2" in text
+    assert text.count("not compared: made by 0.0.9") == 1 and "metrics: 2 of them" in text
+    assert "2 of 20 windows by m" in text and "\x1b" not in text
+    assert lines[-1] == "held: 3; could not be checked: 3; wrong: 1"
+    assert "runs/b: is not done" in text
+    assert "not checked         nothing holds these fields of the record: command, x" in text
+    assert "at least 0.1 for 1 of them, 0.651 for 10 of them" in text
+
+
+def test_verbose_has_a_line_for_each_and_data_have_all():
+    text = document_text(check_document(VALUE, verbose=True))
+    assert "metrics: ppl        held: 46.95" in text and "metrics: nll" in text
+    rows = table_csv(check_document(VALUE).data).splitlines()
+    assert rows[0] == "run,part,what,result,found" and len(rows) == 1 + len(FINDINGS) + 2
+
+
+def engine(*, ci95: list[float] | None, note: str | None, own: bool) -> dict[str, Any]:
+    difference = {
+        "ppl_ratio": {"value": 1.0000523},
+        "bias": {"value": 5.2e-5, "ci95": ci95, "note": note},
+        "rms": 9e-3,
+        "worst": -6.1e-2,
+        "top1": 0.9958,
+    }
+    return {
+        "metrics": {"ppl": {"value": 40.382756}},
+        "difference": difference,
+        "verdict": {"words": "agrees: as bfloat16"},
+        "is_reference": own,
+    }
+
+
+def test_differences_and_verdicts_are_an_engine_each():
+    torch = engine(ci95=[-2.2e-4, 4.2e-4], note=None, own=True)
+    vllm = engine(ci95=None, note="2 blocks", own=False)
+    other = engine(ci95=None, note="1 block", own=False)
+    between = {"engine": "vllm", "other": "torch", "difference": vllm["difference"]}
+    value = {
+        "checkpoint": {"source": "m"},
+        "protocol": {"name": "p", "context_length": 8, "stride": 8, "scored": "all"},
+        "corpus": {"name": "t", "row_limit": None, "text": {"bytes": 9, "rule": "rows"}},
+        "sample": {"windows": range(8), "seed": 4, "scored": 4088},
+        "plan": {"windows": 45},
+        "reference": torch | {"compute": "float32", "sums": "float64",
+                              "engine": {"arithmetic": "weights"}},
+        "engines": {"torch": torch, "vllm": vllm, "other": other},
+        "between": [between],
+    }  # fmt: skip
+    facts, table, verdicts = document_text(verify_document(value)).split("\n\n")
+    assert "windows    8 of 45 (seed 4), 4,088 targets" in facts
+    assert facts.endswith("arithmetic weights, row sums in float64: PPL 40.382756")
+    numbers = "1.0000523  +5.2e-05", "9.0e-03  -6.1e-02      99.58%"
+    rows = [" ".join(row.split()) for row in table.splitlines()[2:]]
+    first, last = (" ".join(part.split()) for part in numbers)
+    assert rows == [
+        f"torch - reference 40.382756 {first} [-2.2e-04, +4.2e-04] {last}",
+        f"vllm - reference 40.382756 {first} none {last}",
+        f"other - reference 40.382756 {first} none {last}",
+        f"vllm - torch {first} none {last}",
+    ]
+    assert verdicts.splitlines() == [
+        "torch        agrees: as bfloat16; the reference's own arithmetic: proves that it repeats, "
+        "no more",
+        "vllm         agrees: as bfloat16",
+        "other        agrees: as bfloat16",
+        "no interval  1 block",
+        "no interval  2 blocks",
+    ]

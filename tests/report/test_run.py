@@ -1,0 +1,99 @@
+"""Which table a finished run has."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, ENGINE, REFERENCE, write_run
+
+from scoremode.report.divergence import kld_document, worst_facts
+from scoremode.report.rendering import document_text, table_csv, table_text
+from scoremode.report.run import finished_document, reference_document, run_document, shard_document
+from scoremode.results.folders.store import read_record
+from scoremode.results.statistics.divergence import worst_tokens
+
+SCORES = made(**overlapping(1000, CONTEXT, 64), noise=0.3)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_each_kind_of_run_has_its_own(verbose, tmp_path):
+    compared = write_run(tmp_path / "kld", SCORES)
+    record = read_record(compared)
+    shown = document_text(finished_document(record, compared, verbose=verbose))
+    assert shown == document_text(kld_document(record, compared, verbose=verbose))
+    alone = write_run(tmp_path / "ppl", replace(SCORES, against=None))
+    record = read_record(alone)
+    shown = document_text(finished_document(record, alone, verbose=verbose))
+    assert shown == document_text(run_document(record, alone, verbose=verbose))
+    states = {"rows": 2000, "width": 64, "dtype": "bfloat16"}
+    head = {"vocabulary": 1024, "width": 64, "dtype": "bfloat16", "file": None,
+            "checkpoint": {"path": "models/base"}}  # fmt: skip
+    kept = record | {"kept": {"states": states, "head": head}}
+    shown = document_text(finished_document(kept, alone, verbose=verbose))
+    assert (
+        shown
+        == document_text(reference_document(kept, alone, verbose=verbose))
+        != document_text(run_document(kept, alone))
+    )
+    assert "2,000 of 64 bfloat16, 0.000 GB" in shown and "left in models/base" in shown
+
+
+def test_worst_tokens_are_shown_once_where_asked(tmp_path):
+    assert SCORES.against is not None
+    folder = write_run(tmp_path / "kld", SCORES)
+    record = read_record(folder) | {"worst": worst_tokens(SCORES, SCORES.against)}
+    table = table_text(worst_facts(record["worst"]))
+    assert table not in document_text(finished_document(record, folder))
+    for verbose in (False, True):
+        text = document_text(finished_document(record, folder, verbose=verbose, worst=True))
+        assert text.count(table) == 1 and text.endswith(table)
+
+
+RECORD = {
+    "status": "shard",
+    "shard": {"number": 2, "of": 4, "passes": [3, 5], "of_passes": 9, "windows": [24, 1400],
+              "targets": 12_345},
+    "plan": {"windows": 4000, "scored": 98_765},
+    "checkpoint": {"source": "models/x\x1b[31m", "kv_cache_declared": None},
+    "corpus": {"name": "made.txt", "rows": None, "row_limit": None,
+               "text": {"rule": "rows", "bytes": 5000}},
+    "protocol": {"name": "disjoint", "context_length": 64, "stride": 64, "scored": "all"},
+    "engine": ENGINE,
+    "seconds": {"score": 3.0, "write": 0.5, "total": 4.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_it_counts_from_one_and_says_that_it_is_no_whole(verbose):
+    text = document_text(shard_document(RECORD, Path("runs/a"), verbose=verbose))
+    rows = dict(line.split(None, 1) for line in text.splitlines() if line.strip())
+    assert rows["shard"] == "2 of 4, done"
+    assert "a part of the text: scoremode merge makes the run of 4 shards" in text
+    assert rows["passes"] == "4 to 5 of 9" and rows["windows"] == "25 to 1,400 of 4,000"
+    assert rows["targets"] == "12,345 of 98,765" and rows["record"] == "runs/a/record.json"
+    assert "\x1b" not in text and "PPL" not in text and "KLD" not in text
+    assert ("seconds" in rows) == verbose
+
+
+def test_with_a_base_it_names_it_and_csv_has_plain_numbers():
+    document = shard_document(RECORD | {"reference": REFERENCE}, Path("runs/a"))
+    assert "models/base" in document_text(document)
+    (row,) = csv.DictReader(io.StringIO(table_csv(document.data)))
+    assert row["shard"] == "2" and row["of"] == "4" and row["reference"] == "models/base"
+    assert (row["first_pass"], row["passes"], row["of_passes"]) == ("3", "2", "9")
+    assert (row["first_window"], row["windows"], row["targets"]) == ("24", "1376", "12345")
+
+
+def test_one_shard_of_one_is_no_run_either():
+    one = RECORD | {"shard": RECORD["shard"] | {"number": 1, "of": 1}}
+    text = document_text(shard_document(one, Path("a")))
+    assert "it is all of the run: scoremode merge makes the run of 1 shard" in text
+
+
+def test_a_finished_runs_table_is_a_shards_by_its_status():
+    assert finished_document(RECORD, Path("runs/a")).data == (
+        shard_document(RECORD, Path("runs/a")).data
+    )
