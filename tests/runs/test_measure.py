@@ -1,16 +1,13 @@
 """Runs: what is refused, what is written, what a kill leaves behind."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.models import edit_config, edit_tensors
 from support.tampered_runs import Stop, copy_model, interrupted_after, run
-from support.waiting import run_killed
 
 from scoremode.errors import (
     EngineError,
@@ -20,7 +17,6 @@ from scoremode.errors import (
 )
 from scoremode.results.folders.store import (
     find_runs,
-    read_record,
 )
 from scoremode.runs.measure import measure
 
@@ -132,47 +128,3 @@ def test_code_that_a_checkpoint_brings_is_named_and_not_run(request_, demo, tmp_
 def test_a_stated_quantization_that_is_not_there_is_refused(request_):
     with pytest.raises(UsageError, match="not quantized"):
         measure(replace(request_, quantization="compressed-tensors"))
-
-
-COMMAND = [sys.executable, "-m", "scoremode"]
-
-
-@pytest.fixture(scope="module")
-def command(demo) -> list[str]:
-    """A run of a few seconds in many passes, all but its output folder."""
-    arguments = (
-        f"ppl {demo / 'model'} -f {demo / 'heldout.txt'} --protocol strided -c 128 --stride 32"
-    )
-    arguments += " --limit 400 --max-memory 8MB --batch-size 8 --device cpu --quiet -o"
-    return [sys.executable, "-m", "scoremode", *arguments.split()]
-
-
-@pytest.fixture(scope="module")
-def whole(command, tmp_path_factory) -> Path:
-    """The folder of an uninterrupted run of it."""
-    runs = tmp_path_factory.mktemp("whole")
-    subprocess.run([*command, str(runs)], check=True)
-    ((folder, _),) = find_runs(runs)
-    return folder
-
-
-@pytest.mark.parametrize("parts_before_kill", [1, 4])
-def test_kill_9_and_resume_gives_the_same_bits(parts_before_kill, command, whole, tmp_path):
-    run_killed([*command[3:], str(tmp_path)], tmp_path, parts_before_kill)
-    ((folder, record),) = find_runs(tmp_path)
-    assert record["status"] == "running"
-    subprocess.run([*command, str(tmp_path), "--resume"], check=True)
-    assert read_record(folder)["metrics"] == read_record(whole)["metrics"]
-    a, b = (f / "scores.parquet" for f in (folder, whole))
-    assert a.read_bytes() == b.read_bytes()
-
-
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing_half_written(command, tmp_path):
-    # The largest file that the process may write stands in for the disk's end; Python ignores the
-    # signal that comes with it, so the write itself fails.
-    limited = f"ulimit -f 8; exec {' '.join(command)} {tmp_path / 'runs'}"
-    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert "cannot be written" in line and str(tmp_path) in line
-    assert list(tmp_path.rglob("*.scoremode-tmp")) == []

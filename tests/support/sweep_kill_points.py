@@ -1,4 +1,4 @@
-"""A program for test_kill_points.py of the sweep: one killed at touches of the disk, and called again.
+"""A program for features/test_sweep.py: one killed at touches of the disk, and called again.
 
     python sweep_kill_points.py FOLDER POINTS
 

@@ -1,5 +1,5 @@
 """What is no attribution, or is not as it was written; whole ones are forged in
-`tests/cli/test_attribute.py`."""
+`tests/features/test_attribute.py`."""
 
 import json
 

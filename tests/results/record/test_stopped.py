@@ -1,4 +1,4 @@
-"""The record's section of a rule to stop by; tests/runs/test_watching.py has whole runs."""
+"""The record's section of a rule to stop by; tests/features/test_stop_when.py has whole runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An attribution from Python; `tests/cli/test_attribute.py` has the whole of it."""
+"""An attribution from Python; `tests/features/test_attribute.py` has the whole of it."""
 
 from dataclasses import replace
 

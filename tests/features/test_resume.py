@@ -1,8 +1,11 @@
-"""Parts and states changed between a kill and a resume: found, named, and nothing overwritten."""
+"""A run that is killed goes on to the same bits: by kill -9, at any touch of the disk, and by what is
+in its folder, where parts and states that were changed in between are found and named."""
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +14,104 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.models import edit_tensors
+from support.waiting import HANG, run_killed
 
+from scoremode.cli.main import main
+from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
-from scoremode.results.folders.store import RunFolder, read_record, read_scores, seal_of
+from scoremode.results.folders.store import RunFolder, find_runs, read_record, read_scores, seal_of
 from scoremode.runs.measure import measure
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
+
+PROGRAM = Path(__file__).parents[1] / "support" / "kill_points.py"
+# Every so many touches; 1 takes minutes.
+STEP = int(os.environ.get("SCOREMODE_KILL_STEP", "20"))
+
+
+@pytest.mark.parametrize("kind", ["ppl", "reference", "stopped", "shard", "merge"])
+def test_a_run_killed_at_any_touch_of_the_disk_ends_with_the_same_bits(kind, tmp_path):
+    command = [sys.executable, str(PROGRAM), str(tmp_path), kind, str(STEP)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=environment)
+    *wrong, last = ended.stdout.splitlines() or [""]
+    assert not wrong and ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    least = 20 if kind == "merge" else 60
+    assert last.endswith(" points") and int(last.split()[0]) * STEP > least
+
+
+@pytest.fixture(scope="module")
+def flags(demo) -> list[str]:
+    """Of a run of a few seconds in many passes, all but its output folder."""
+    text = f"-f {demo / 'heldout.txt'} --protocol strided -c 128 --stride 32 --limit 400"
+    return f"{text} --max-memory 8MB --batch-size 8 --device cpu --quiet -o".split()
+
+
+@pytest.fixture(scope="module")
+def command(demo, flags) -> list[str]:
+    return ["ppl", str(demo / "model"), *flags]
+
+
+@pytest.fixture(scope="module")
+def whole(command, tmp_path_factory) -> Path:
+    """The folder of an uninterrupted run of it."""
+    runs = tmp_path_factory.mktemp("whole")
+    assert main([*command, str(runs)]) == 0
+    ((folder, _),) = find_runs(runs)
+    return folder
+
+
+@pytest.mark.parametrize("parts_before_kill", [1, 4])
+def test_kill_9_and_resume_gives_the_same_bits(parts_before_kill, command, whole, tmp_path):
+    run_killed([*command, str(tmp_path)], tmp_path, parts_before_kill)
+    ((folder, record),) = find_runs(tmp_path)
+    assert record["status"] == "running"
+    assert main([*command, str(tmp_path), "--resume"]) == 0
+    assert read_record(folder)["metrics"] == read_record(whole)["metrics"]
+    a, b = (f / "scores.parquet" for f in (folder, whole))
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, flags, tmp_path, capfd):
+    base, quant = str(demo / "model"), tmp_path / "quant"
+    quantize_folder(demo / "model", quant, next(v for v in VARIANTS if v.name == "W3A16-g32"))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    keep = ["reference", base, *flags]
+    assert main([*keep, str(whole)]) == 0
+    run_killed([*keep, str(killed)], killed, 2, "parts/*.parquet")
+    compare = ["kld", str(quant), *flags]
+    assert main([*compare, str(tmp_path / "none"), "--reference", str(killed)]) == 1
+    assert "is not finished" in capfd.readouterr().err
+    assert main([*keep, str(killed), "--resume"]) == 0
+    names = sorted(p.relative_to(whole) for p in whole.rglob("*.safetensors"))
+    assert names == sorted(p.relative_to(killed) for p in killed.rglob("*.safetensors"))
+    for name in [*names, "scores.parquet"]:
+        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+    assert read_record(whole)["kept"] == read_record(killed)["kept"]
+
+    compare = ["kld", str(quant), "--reference", str(whole), *flags]
+    assert main([*compare, str(tmp_path / "a")]) == 0
+    run_killed([*compare, str(tmp_path / "b")], tmp_path / "b", 2)
+    assert main([*compare, str(tmp_path / "b"), "--resume"]) == 0
+    ((a, ours),), ((b, theirs),) = (list(find_runs(tmp_path / name)) for name in "ab")
+    assert (a / "scores.parquet").read_bytes() == (b / "scores.parquet").read_bytes()
+    assert ours["metrics"] == theirs["metrics"]
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing_half_written(command, tmp_path):
+    # The largest file that the process may write stands in for the disk's end; Python ignores the
+    # signal that comes with it, so the write itself fails.
+    words = " ".join([sys.executable, "-m", "scoremode", *command])
+    limited = f"ulimit -f 8; exec {words} {tmp_path / 'runs'}"
+    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "cannot be written" in line and str(tmp_path) in line
+    assert list(tmp_path.rglob("*.scoremode-tmp")) == []
 
 
 class Stop(BaseException):

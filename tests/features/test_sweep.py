@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from support.programs import run
@@ -125,3 +129,15 @@ def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
             protocols=[{"protocol": "disjoint", "context_length": 64}],
             output=tmp_path, max_kld=1e-9, **settings,
         )  # fmt: skip
+
+
+POINTS = 3
+
+
+def test_wherever_it_is_killed_the_same_call_ends_alike(tmp_path):
+    program = Path(__file__).parents[1] / "support" / "sweep_kill_points.py"
+    words = [sys.executable, str(program), str(tmp_path), str(POINTS)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{POINTS} points"]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.models import edit_config, edit_tensors
 from support.run_requests import request
-from support.waiting import run_killed
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine
@@ -354,42 +351,6 @@ def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
     assert other.folder != first.folder
     with pytest.raises(RunFolderError, match='its reference kind is "stored", this one\'s "model"'):
         measure(request(quant, text, first.folder, reference=str(base), resume=True))
-
-
-COMMAND = [sys.executable, "-m", "scoremode"]
-TEXT = "--protocol strided -c 128 --stride 32 --limit 400 --device cpu --quiet"
-SMALL = "--max-memory 8MB --batch-size 8"
-
-
-def flags(demo: Path) -> list[str]:
-    return [*f"-f {demo / 'heldout.txt'} {TEXT} {SMALL}".split()]
-
-
-def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_path):
-    base = str(demo / "model")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    keep = [*COMMAND, "reference", base, *flags(demo), "-o"]
-    subprocess.run([*keep, str(whole)], check=True)
-    run_killed([*keep[3:], str(killed)], killed, 2, "parts/*.parquet")
-    refused = subprocess.run(
-        [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(killed)],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert refused.returncode == 1 and "is not finished" in refused.stderr
-    subprocess.run([*keep, str(killed), "--resume"], check=True)
-    names = sorted(p.relative_to(whole) for p in whole.rglob("*.safetensors"))
-    assert names == sorted(p.relative_to(killed) for p in killed.rglob("*.safetensors"))
-    for name in [*names, "scores.parquet"]:
-        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
-    assert read_record(whole)["kept"] == read_record(killed)["kept"]
-
-    compare = [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(whole), "-o"]
-    subprocess.run([*compare, str(tmp_path / "a")], check=True)
-    run_killed([*compare[3:], str(tmp_path / "b")], tmp_path / "b", 2)
-    subprocess.run([*compare, str(tmp_path / "b"), "--resume"], check=True)
-    ((a, ours),), ((b, theirs),) = (list(find_runs(tmp_path / name)) for name in "ab")
-    assert (a / "scores.parquet").read_bytes() == (b / "scores.parquet").read_bytes()
-    assert ours["metrics"] == theirs["metrics"]
 
 
 @pytest.mark.parametrize(
