@@ -1,4 +1,4 @@
-"""A program for features/test_resume.py: a run killed at every touch of the disk, and resumed each time.
+"""A program for features/test_resume.py: a run killed at every touch of the disk, and resumed.
 
     python kill_points.py FOLDER ppl|reference|stopped|shard|merge STEP
 
