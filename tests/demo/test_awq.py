@@ -6,8 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from scoremode.demo.awq import scale_by_inputs
-from scoremode.demo.calibration import inputs_of_linears
+from scoremode.demo.calibration import inputs_of_linears, scale_by_inputs
 from scoremode.demo.rounding import asymmetric
 
 SIZE = 32

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from support.qweight_models import packed
 
-from scoremode.demo.gptq import gptq
+from scoremode.demo.calibration import gptq
 
 SIZE = 8
 

@@ -16,9 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo import rounding
-from scoremode.demo.awq import scale_by_inputs
-from scoremode.demo.calibration import inputs_of_linears, no_bar_of_the_library
-from scoremode.demo.gptq import gptq
+from scoremode.demo.calibration import (
+    gptq,
+    inputs_of_linears,
+    no_bar_of_the_library,
+    scale_by_inputs,
+)
 from scoremode.schemes.patterns import whole_of
 
 __all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
