@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from support.gguf_files import write_llama
+from support.gguf.files import write_llama
 
 SHAPES = {
     "cuda": {

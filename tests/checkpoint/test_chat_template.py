@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.gguf_vocabularies import write_gguf
+from support.gguf.vocabularies import write_gguf
 from transformers import AutoTokenizer
 
 from scoremode.checkpoint.chat_template import (

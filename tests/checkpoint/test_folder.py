@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.checkpoint_folders import INDEX, TENSORS, refusal, write
-from support.gguf_files import llama
+from support.gguf.files import llama
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.folder import locate, refuse_adapter

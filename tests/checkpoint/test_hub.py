@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save
-from support.hub_stand_in import COMMIT, Repo, call, serve
+from support.fake_hub import COMMIT, Repo, call, serve
 
 SCRIPT = """
 import json

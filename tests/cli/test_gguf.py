@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gguf_golden import make_pair
+from support.gguf.golden import make_pair
 from support.programs import run
 
 PROTOCOL = ["--protocol", "disjoint", "-c", "64"]

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import bitsandbytes_models, mxfp4_experts
-from support.holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
+from support.families import bitsandbytes as bitsandbytes_models
+from support.families import mxfp4_experts
 from support.models import needs
 from support.programs import run
 from support.quantized import LibraryLinear, preset
+from support.sparse_checkpoints import experts, llama70b, nvfp4, packed, w4a16, write_holes
 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.cli.main import main

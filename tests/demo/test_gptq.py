@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from support.qweight_models import packed
+from support.families.qweight import packed
 
 from scoremode.demo.calibration import gptq
 

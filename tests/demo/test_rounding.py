@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support.float8_blocks import dequantize
-from support.float8_blocks import quantize as quantize_blocks
+from support.families.float8_blocks import dequantize
+from support.families.float8_blocks import quantize as quantize_blocks
+from support.families.qweight import Recipe
+from support.families.qweight import quantize as quantize_words
 from support.quantized import LibraryLinear, preset
-from support.qweight_models import Recipe
-from support.qweight_models import quantize as quantize_words
 
 from scoremode.demo.quantize import VARIANTS, quantize_weight
 from scoremode.demo.rounding import float8_by_block, qweight_by_output

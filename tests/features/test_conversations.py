@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.chat_runs import (
+from support.chats.runs import (
     TEMPLATE,
     chat_model,
     expected_targets,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
+from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
 from support.models import edit_config, edit_tensors
 from support.waiting import run_killed
 from transformers import AutoModelForCausalLM

@@ -10,7 +10,7 @@ import torch
 from fuzz.files import INDEX, Files, join, split
 from fuzz.library_bases import library_bases
 from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain
-from support.float8_blocks import config, quantize
+from support.families.float8_blocks import config, quantize
 from support.quantized import PRESETS, LibraryLinear, preset
 
 

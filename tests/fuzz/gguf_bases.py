@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from fuzz.files import Files
 from gguf.constants import GGMLQuantizationType
-from support.gguf_files import (
+from support.gguf.files import (
     I32,
     METADATA,
     SHAPES,
@@ -18,7 +18,7 @@ from support.gguf_files import (
     llama,
     split,
 )
-from support.gguf_golden import make_pair, with_types
+from support.gguf.golden import make_pair, with_types
 
 from scoremode.checkpoint.gguf.header import TYPES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fuzz.files import Files
-from support.gguf_files import (
+from support.gguf.files import (
     ARRAY,
     BOOL,
     F32,

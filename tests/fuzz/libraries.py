@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from fuzz import words
-from support import exl3_models
-from support.quark_models import E2M1
+from support.families import exl3 as exl3_models
+from support.families.quark import E2M1
 
 Tensors = dict[str, torch.Tensor]
 # Bits, type, strategy, symmetric, dynamic and columns of a group of an input.

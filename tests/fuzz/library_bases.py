@@ -6,13 +6,17 @@ from typing import Any
 import torch
 from fuzz.files import MODELOPT, Files, join, split
 from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain, quantized
-from support import bitsandbytes_models, exl3_models, hqq_models, mlx_models, quark_models
+from support.families import bitsandbytes as bitsandbytes_models
+from support.families import exl3 as exl3_models
+from support.families import hqq as hqq_models
+from support.families import mlx as mlx_models
+from support.families import quark as quark_models
+from support.families.modelopt import FORMATS
+from support.families.modelopt import config as modelopt_config
+from support.families.modelopt import file as modelopt_file
+from support.families.qweight import Recipe
+from support.families.qweight import quantize as quantize_words
 from support.golden_libraries import golden
-from support.modelopt_checkpoints import FORMATS
-from support.modelopt_checkpoints import config as modelopt_config
-from support.modelopt_checkpoints import file as modelopt_file
-from support.qweight_models import Recipe
-from support.qweight_models import quantize as quantize_words
 
 Tensors = dict[str, torch.Tensor]
 # Outputs fill whole words at any number of bits.

@@ -24,7 +24,7 @@ from compressed_tensors.utils.match import is_match, match_targets
 from fuzz.files import MODELOPT, split
 from fuzz.libraries import Input, input_of, method_of, weight_of
 from safetensors.torch import load_file
-from support.modelopt_checkpoints import FORMATS, fp8_block_weight, int4_weight
+from support.families.modelopt import FORMATS, fp8_block_weight, int4_weight
 from torch.nn import functional
 
 Tensors = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ On a stand-in for CUDA's streams, which does work only when something waits for 
 
 import pytest
 import torch
-from support.cuda_stand_in import Cuda
+from support.fake_cuda import Cuda
 
 from scoremode.lib import prefetch
 from scoremode.lib.prefetch import Prefetcher, Staging

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import apart_helpers
+from support import child_work
 from support.waiting import HANG, wait_for, wait_for_ends
 
 from scoremode.errors import EngineError, ProtocolError
@@ -21,7 +21,7 @@ def ignore(_: object) -> None:
 
 def test_result_and_messages_come_back_and_prints_go_to_stderr(capfd):
     messages: list[int] = []
-    assert run_apart("work", apart_helpers.double, 3, receive=messages.append) == 6
+    assert run_apart("work", child_work.double, 3, receive=messages.append) == 6
     assert messages == [0, 1, 2]
     out, err = capfd.readouterr()
     assert out == "" and "to stdout" in err
@@ -29,24 +29,24 @@ def test_result_and_messages_come_back_and_prints_go_to_stderr(capfd):
 
 def test_an_error_of_ours_keeps_its_class_and_gets_a_label(capfd):
     with pytest.raises(ProtocolError, match=r"^work: stride 0: must be at least 1$"):
-        run_apart("work", apart_helpers.refuse, receive=ignore)
+        run_apart("work", child_work.refuse, receive=ignore)
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_any_other_error_is_one_line_that_says_where(capfd):
-    expected = r"^work: RuntimeError: two lines \(line \d+ of apart_helpers\.py\)$"
+    expected = r"^work: RuntimeError: two lines \(line \d+ of child_work\.py\)$"
     with pytest.raises(EngineError, match=expected):
-        run_apart("work", apart_helpers.break_down, receive=ignore)
+        run_apart("work", child_work.break_down, receive=ignore)
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_end_without_a_result_is_an_error():
     with pytest.raises(EngineError, match="work: its process ended with exit code 7"):
-        run_apart("work", apart_helpers.exit_with, 7, receive=ignore)
+        run_apart("work", child_work.exit_with, 7, receive=ignore)
     with pytest.raises(
         EngineError, match="work: its process was ended by SIGKILL, as a system out of"
     ):
-        run_apart("work", apart_helpers.kill_itself, receive=ignore)
+        run_apart("work", child_work.kill_itself, receive=ignore)
 
 
 class Stop(Exception):
@@ -57,7 +57,7 @@ class Stop(Exception):
 def test_no_process_is_left_behind(then, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     seen: list[tuple[int, ...]] = []
-    arguments = (apart_helpers.start_another_and, then, str(tmp_path))
+    arguments = (child_work.start_another_and, then, str(tmp_path))
     if then == "return":
         run_apart("work", *arguments, receive=seen.append)
     else:
@@ -77,18 +77,18 @@ def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
         raise Stop
 
     with pytest.raises(Stop):
-        run_apart("work", apart_helpers.start_another_and, then, str(tmp_path), receive=receive)
+        run_apart("work", child_work.start_another_and, then, str(tmp_path), receive=receive)
     wait_for_ends(seen[0])
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     program = (
-        "import sys\nfrom support import apart_helpers\n"
+        "import sys\nfrom support import child_work\n"
         "from scoremode.lib import processes\n"
         "processes._GRACE = 0.5\n"
         "if __name__ == '__main__':\n"
-        f"    processes.run_apart('work', apart_helpers.start_another_and, 'sleep', {str(tmp_path)!r},"
+        f"    processes.run_apart('work', child_work.start_another_and, 'sleep', {str(tmp_path)!r},"
         " receive=print)\n"
     )
     script = tmp_path / "script.py"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
-from support.llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, decode, logprobs
+from support.engine import make_engine
+from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES, decode, logprobs
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder

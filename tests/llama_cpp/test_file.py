@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.llama_cpp_files import GOLDEN, TEXT_BYTES, logprobs, small
+from support.llama_cpp.files import GOLDEN, TEXT_BYTES, logprobs, small
 
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.file import LogitsFile

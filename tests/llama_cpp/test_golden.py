@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine_helpers import make_engine, score
-from support.llama_cpp_files import compare_blocks, decode, kld_llama_cpp, logprobs
+from support.engine import make_engine, score
+from support.llama_cpp.files import compare_blocks, decode, kld_llama_cpp, logprobs
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.llama_cpp_files import GOLDEN, logprobs, small
+from support.llama_cpp.files import GOLDEN, logprobs, small
 
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference

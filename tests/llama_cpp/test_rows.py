@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.llama_cpp_files import decode, kld_llama_cpp
+from support.llama_cpp.files import decode, kld_llama_cpp
 
 from scoremode.llama_cpp.rows import decode_each, encode, row_words, spans, sums
 

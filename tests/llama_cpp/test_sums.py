@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.llama_cpp_files import decode, kld_llama_cpp
+from support.llama_cpp.files import decode, kld_llama_cpp
 from support.pair_logits import logits, on_cpu
 
 from scoremode.head.full import full_pairs

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.llama_cpp_files import GOLDEN, decode, logprobs, small
+from support.llama_cpp.files import GOLDEN, decode, logprobs, small
 
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.llama_cpp.file import LogitsFile

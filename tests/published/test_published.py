@@ -16,10 +16,10 @@ import torch
 from published.shrink import dense_config, shrink
 from published.variants import library_class, library_config, make_model, quantize
 from safetensors.torch import save_file
-from support.engine_helpers import make_engine, score
-from support.float8_blocks import LINEAR
-from support.float8_blocks import quantize as quantize_blocks
-from support.modelopt_checkpoints import FORMATS, write_file
+from support.engine import make_engine, score
+from support.families.float8_blocks import LINEAR
+from support.families.float8_blocks import quantize as quantize_blocks
+from support.families.modelopt import FORMATS, write_file
 from support.models import edit_config, edit_tensors, library_logprobs, random_plan
 from transformers.quantizers.quantizers_utils import should_convert_module
 

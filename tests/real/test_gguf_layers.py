@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
-from support.llama_cpp_nodes import compiled, read_nodes, run_nodes
+from support.engine import make_engine
+from support.llama_cpp.nodes import compiled, read_nodes, run_nodes
 
 from scoremode.head.project import score_rows
 from scoremode.runs.planning import plan_text

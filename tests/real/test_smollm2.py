@@ -14,7 +14,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.waiting import run_killed
 from transformers import AutoModelForCausalLM
 

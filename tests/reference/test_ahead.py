@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cuda_stand_in import Cuda
+from support.fake_cuda import Cuda
 
 from scoremode.checkpoint import bulk_io
 from scoremode.errors import ReferenceUnusable

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.chat_runs import chat_model, write_rows
+from support.chats.runs import chat_model, write_rows
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.holes import packed, w4a16, write_holes
+from support.sparse_checkpoints import packed, w4a16, write_holes
 
 from scoremode.cli.inspect import inspect
 from scoremode.report.inspection import generation_document, inspect_document

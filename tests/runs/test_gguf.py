@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from support.gguf_golden import make_pair, with_types
+from support.gguf.golden import make_pair, with_types
 from support.run_requests import request
 
 from scoremode.checkpoint.gguf.header import read_gguf

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_golden import make_pair, rewrite
+from support.gguf.golden import make_pair, rewrite
 from support.run_requests import request
 
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule

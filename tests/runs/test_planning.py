@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from support.chat_runs import TEMPLATE, chat_model, write_rows
-from support.gguf_files import llama
+from support.chats.runs import TEMPLATE, chat_model, write_rows
+from support.gguf.files import llama
 
 from scoremode.errors import ProtocolError, TokenizerError
 from scoremode.runs.planning import plan_text

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.chat_runs import chat_model, write_rows
+from support.chats.runs import chat_model, write_rows
 from support.forged_runs import flipped, sealed
 from support.shard_runs import SCHEDULE, asked, refusal, run, shards
 from support.tampered_runs import Stop, interrupted_after
-from support.unequal_plans import unequal_plan
+from support.uneven_plans import unequal_plan
 
 from scoremode.cli.main import main
 from scoremode.engines.base import OutOfMemory, Schedule

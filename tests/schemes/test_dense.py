@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.schemes_helpers import DTYPE_NAMES
+from support.schemes import DTYPE_NAMES
 
 from scoremode.checkpoint.safetensors_files import FLOATS
 from scoremode.schemes.base import Dense, Scratch

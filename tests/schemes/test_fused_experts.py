@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from support.families.modelopt import nvfp4
 from support.kernel_twins import check_decoder
-from support.modelopt_checkpoints import nvfp4
-from support.schemes_helpers import decode, random_weight, same
+from support.schemes import decode, random_weight, same
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.activations.inputs import Inputs

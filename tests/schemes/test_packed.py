@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from support.schemes_helpers import same
+from support.schemes import same
 
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.schemes_helpers import arguments, compress, group, quantization, write_checkpoint
+from support.schemes import arguments, compress, group, quantization, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.schemes_helpers import compress, preset, quantization, random_weight, write_checkpoint
+from support.schemes import compress, preset, quantization, random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.summary import not_finite, summarize, tied_embeddings

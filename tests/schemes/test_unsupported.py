@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from support.checkpoint_folders import write
-from support.schemes_helpers import group, quantization
+from support.schemes import group, quantization
 from transformers.utils.quantization_config import QuantizationMethod
 
 from scoremode.checkpoint.files import open_checkpoint

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from support.hub_stand_in import COMMIT
+from support.fake_hub import COMMIT
 
 # And what a refusal says beside the host's name.
 MODES = {

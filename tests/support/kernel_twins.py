@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from support.schemes_helpers import same
+from support.schemes import same
 from support.triton_interpreter import DEVICE
 
 from scoremode.lib import fallback

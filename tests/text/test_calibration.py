@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.hub_stand_in import Repo, call, serve
+from support.fake_hub import Repo, call, serve
 
 from scoremode.errors import CorpusError
 from scoremode.text.calibration import calibration_of_file, calibration_of_hub

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.hub_stand_in import COMMIT, Hub, Repo, call, serve
+from support.fake_hub import COMMIT, Hub, Repo, call, serve
 
 from scoremode.errors import CorpusError
 from scoremode.text.corpus import from_dataset_file

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from support.fake_hub import call
 from support.hostile_hub import MODES, Handler, serve
-from support.hub_stand_in import call
 
 from scoremode.text.hub_client import asked
 

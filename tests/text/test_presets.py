@@ -9,7 +9,7 @@ from hashlib import sha256
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.hub_stand_in import Repo, call, serve
+from support.fake_hub import Repo, call, serve
 
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text import presets

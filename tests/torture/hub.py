@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import unquote, urlsplit
 
+from support.fake_hub import Hub, Repo
 from support.hostile_hub import MODES, Handler, serve
-from support.hub_stand_in import Hub, Repo
 from torture.command import Failure, check_ending, run
 from torture.world import World, result_of
 

@@ -86,7 +86,7 @@ FOREIGN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fp8-blocks-experts": ("float8_blocks", ("qwen3_moe", (16, 16))),
     "mxfp4": ("mxfp4_experts", ()),
 }  # fmt: skip
-# Name of a model → the fields of its recipe in `tests/support/qweight_models.py`, and its config.
+# Name of a model → the fields of its recipe in `tests/support/families/qweight.py`, and its config.
 _GROUPS = {"bits": 4, "group_size": 32}
 _AWQ = {"quant_method": "awq", "zero_point": True, "version": "gemm"} | _GROUPS
 _GPTQ = {"quant_method": "gptq", "sym": False, "desc_act": True} | _GROUPS
@@ -304,7 +304,7 @@ def _make_blocks(file: Path, kinds: tuple[str, ...], layers: int = 2, width: int
     """A GGUF file of a random llama whose matrices are in blocks of these types by turns."""
     import gguf
     import numpy as np
-    from support.gguf_blocks import sizes, tame_blocks
+    from support.gguf.blocks import sizes, tame_blocks
 
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(128)
@@ -342,7 +342,7 @@ def _make_blocks(file: Path, kinds: tuple[str, ...], layers: int = 2, width: int
 
 def _make_converted(folder: Path, names: Callable[[str], bool]) -> None:
     """Those of CONVERTED, and the first of them in Q8_0."""
-    from support.gguf_golden import make_pair, with_types
+    from support.gguf.golden import make_pair, with_types
 
     for name in CONVERTED:
         if names(name) or (name == CONVERTED[0] and names("llama-Q8_0")):

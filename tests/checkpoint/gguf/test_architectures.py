@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from support.gguf_headers import HEADS, KEYS, LLAMA, header
-from support.gguf_tiny import SAID, TINY
+from support.gguf.headers import HEADS, KEYS, LLAMA, header
+from support.gguf.tiny_settings import SAID, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe

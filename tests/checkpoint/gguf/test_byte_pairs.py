@@ -1,7 +1,7 @@
 """Byte pairs, with bytes that no token has and merges that name none."""
 
 import pytest
-from support.gguf_vocabularies import metadata_of
+from support.gguf.vocabularies import metadata_of
 from tokenizers import pre_tokenizers
 
 from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS

@@ -2,7 +2,7 @@
 test_round_trip.py."""
 
 import pytest
-from support.gguf_headers import header
+from support.gguf.headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.errors import CheckpointError, UnsupportedModel

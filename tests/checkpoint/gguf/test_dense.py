@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.gguf_headers import LLAMA, facts, header
+from support.gguf.headers import LLAMA, facts, header
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.facts import rope_parameters

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gguf_headers import facts
+from support.gguf.headers import facts
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.gguf_files import (
+from support.gguf.files import (
     METADATA,
     SHAPES,
     STRING,

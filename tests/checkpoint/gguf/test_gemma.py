@@ -1,7 +1,7 @@
 """Gemma's tables: what no key says, windows, caps, and norms that are stored plus one."""
 
 import pytest
-from support.gguf_headers import LLAMA, header
+from support.gguf.headers import LLAMA, header
 
 from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.checkpoint.gguf.table import Layout

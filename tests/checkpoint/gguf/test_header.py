@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.gguf_files import (
+from support.gguf.files import (
     ARRAY,
     BOOL,
     F64,

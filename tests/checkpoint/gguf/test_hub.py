@@ -4,8 +4,8 @@ import json
 from urllib.parse import unquote
 
 import pytest
-from support.gguf_files import llama, split
-from support.hub_stand_in import COMMIT, Repo, call, serve
+from support.fake_hub import COMMIT, Repo, call, serve
+from support.gguf.files import llama, split
 
 SCRIPT = """
 import json

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.engine_helpers import score
-from support.gguf_golden import make_pair
-from support.gguf_round_trip import plan
+from support.engine import score
+from support.gguf.golden import make_pair
+from support.gguf.round_trip import plan
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.builder import build_engine

@@ -3,7 +3,7 @@ test_round_trip.py."""
 
 import numpy as np
 import pytest
-from support.gguf_headers import header
+from support.gguf.headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.checkpoint.gguf.mixtures import MIXTURES

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.gguf_files import HEADS, SHAPES, contents, llama, split
+from support.gguf.files import HEADS, SHAPES, contents, llama, split
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.gguf.open import gguf_config, gguf_metadata

@@ -1,7 +1,7 @@
 """Tables of architectures without a gate: transposed weights, fused projections, Falcon's decoders."""
 
 import pytest
-from support.gguf_headers import header
+from support.gguf.headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.checkpoint.gguf.table import Layout

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_vocabularies import TEXTS, metadata_of
+from support.gguf.vocabularies import TEXTS, metadata_of
 from tokenizers import Regex, pre_tokenizers
 
 from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS, UNREAD

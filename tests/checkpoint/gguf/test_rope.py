@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.gguf_headers import facts
+from support.gguf.headers import facts
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

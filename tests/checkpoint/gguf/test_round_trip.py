@@ -11,10 +11,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.engine_helpers import make_engine, score
-from support.gguf_golden import GOLDEN, contents, make_pair
-from support.gguf_models import MODELS
-from support.gguf_round_trip import difference
+from support.engine import make_engine, score
+from support.gguf.golden import GOLDEN, contents, make_pair
+from support.gguf.models import MODELS
+from support.gguf.round_trip import difference
 from tokenizers import Tokenizer
 
 from scoremode.text.plan import make_plan

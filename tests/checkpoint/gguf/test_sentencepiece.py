@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from support.gguf_vocabularies import metadata_of
+from support.gguf.vocabularies import metadata_of
 
 from scoremode.checkpoint.gguf.tokenizer import sentencepiece
 from scoremode.checkpoint.gguf.vocabulary import read_vocabulary

@@ -1,7 +1,7 @@
 """Ernie's layers that are mixtures, and Hunyuan's one width. Whole models: test_round_trip.py."""
 
 import pytest
-from support.gguf_headers import header
+from support.gguf.headers import header
 
 from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.checkpoint.gguf.table import Layout

@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from support.gguf_files import SHAPES, U16, Raw, llama, split
+from support.gguf.files import SHAPES, U16, Raw, llama, split
 
 from scoremode.checkpoint.gguf.header import first_of, parts_of, read_split
 from scoremode.errors import CheckpointError

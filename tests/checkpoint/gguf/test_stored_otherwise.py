@@ -3,9 +3,9 @@ versions and options of llama.cpp's tools write."""
 
 import numpy as np
 import pytest
-from support.gguf_golden import in_blocks, make_pair, rewrite
-from support.gguf_models import MODELS
-from support.gguf_round_trip import difference
+from support.gguf.golden import in_blocks, make_pair, rewrite
+from support.gguf.models import MODELS
+from support.gguf.round_trip import difference
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.fused_experts import Stacked

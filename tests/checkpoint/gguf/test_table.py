@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.gguf_headers import facts
+from support.gguf.headers import facts
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES
 from scoremode.checkpoint.gguf.table import layer_types, window

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gguf_vocabularies import CONTROL, NORMAL, metadata_of, write_gguf
+from support.gguf.vocabularies import CONTROL, NORMAL, metadata_of, write_gguf
 from tokenizers import pre_tokenizers
 
 from scoremode.checkpoint.gguf.header import read_gguf

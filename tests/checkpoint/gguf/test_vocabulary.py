@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.gguf_vocabularies import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, metadata_of
+from support.gguf.vocabularies import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, metadata_of
 
 from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
 from scoremode.errors import TokenizerError

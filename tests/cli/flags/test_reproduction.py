@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.card_groups import changes_of, made_run
-from support.chat_runs import TEMPLATE, write_rows
+from support.chats.runs import TEMPLATE, write_rows
 from support.run_folders import scores_of, write_run
 
 from scoremode.cli.flags.reproduction import joined, reproduction

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule

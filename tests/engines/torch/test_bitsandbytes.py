@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.bitsandbytes_models import config, make_pair
-from support.engine_helpers import make_engine, score
-from support.llm_int8 import one_window
+from support.engine import make_engine, score
+from support.families.bitsandbytes import config, make_pair
+from support.families.llm_int8 import one_window
 from support.models import edit_config, edit_tensors, library_logprobs, library_model, random_plan
 
 from scoremode.engines.base import Schedule

@@ -1,7 +1,7 @@
 """Building an engine: what it leaves behind where it fails, and why it would."""
 
 import pytest
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import edit_config, edit_tensors, make_checkpoint, random_plan
 
 from scoremode.checkpoint.files import open_checkpoint

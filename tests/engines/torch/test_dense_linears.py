@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support.bitsandbytes_models import make_pair as bitsandbytes_pair
-from support.engine_helpers import make_engine, score
-from support.hqq_models import make_pair as hqq_pair
-from support.mlx_models import make_pair as mlx_pair
+from support.engine import make_engine, score
+from support.families.bitsandbytes import make_pair as bitsandbytes_pair
+from support.families.hqq import make_pair as hqq_pair
+from support.families.mlx import make_pair as mlx_pair
+from support.families.quark import make_pair as quark_pair
+from support.families.torchao import make_pair as torchao_pair
 from support.models import edit_config, random_plan
-from support.quark_models import make_pair as quark_pair
-from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.errors import CheckpointError
 

@@ -9,7 +9,7 @@ import torch
 from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     edit_config,
     library_logprobs,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
-from support.exl3_models import make_pair
+from support.engine import make_engine, score
+from support.families.exl3 import make_pair
 from support.models import edit_tensors, random_plan
 
 from scoremode.errors import CheckpointError, UnsupportedFormat

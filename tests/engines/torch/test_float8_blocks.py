@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.engine_helpers import make_engine, score
-from support.float8_blocks import make_pair
+from support.engine import make_engine, score
+from support.families.float8_blocks import make_pair
 from support.models import edit_config, edit_tensors, library_logprobs, library_model, random_plan
 from transformers.quantizers import quantizer_finegrained_fp8
 
@@ -64,7 +64,7 @@ def test_declared_inputs_are_quantized(name, ue8m0, tmp_path):
 
 def test_declared_inputs_of_a_llama_against_a_plain_forward(tmp_path):
     from safetensors.torch import load_file
-    from support.float8_blocks import LINEAR, dequantize
+    from support.families.float8_blocks import LINEAR, dequantize
 
     packed, dense = make_pair(tmp_path, "llama", (16, 24))
     stored = load_file(packed / "model.safetensors")

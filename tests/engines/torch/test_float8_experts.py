@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.engine_helpers import make_engine, score
-from support.float8_blocks import (
+from support.engine import make_engine, score
+from support.families.float8_blocks import (
     E4M3,
     LINEAR,
     Tensors,
@@ -20,6 +20,7 @@ from support.float8_blocks import (
     quantize,
     transformers_weight,
 )
+from support.families.mxfp4_experts import mxfp8
 from support.models import (
     _SHAPE,
     ARCHITECTURES,
@@ -31,7 +32,6 @@ from support.models import (
     needs,
     random_plan,
 )
-from support.mxfp4_experts import mxfp8
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.device import choose_device

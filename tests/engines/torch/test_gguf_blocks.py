@@ -3,8 +3,8 @@ weights."""
 
 import numpy as np
 import pytest
-from support.engine_helpers import make_engine, score
-from support.gguf_packed import make_pair
+from support.engine import make_engine, score
+from support.gguf.packed_models import make_pair
 from support.models import random_plan
 
 from scoremode.checkpoint.files import open_checkpoint

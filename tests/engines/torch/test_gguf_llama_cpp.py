@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support import models
-from support.engine_helpers import make_engine, score
-from support.gguf_packed import make_pair
+from support.engine import make_engine, score
+from support.gguf.packed_models import make_pair
 from support.models import CACHE_KEYWORD, library_model, make_checkpoint, random_plan
 from torch import nn
 from transformers import DynamicCache

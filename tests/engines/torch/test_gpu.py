@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.families.mxfp4_experts import make_pair as make_gpt_oss
 from support.models import make_checkpoint, random_plan
-from support.mxfp4_experts import make_pair as make_gpt_oss
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine_helpers import make_engine, score
-from support.mlx_models import make_pair, switched
+from support.engine import make_engine, score
+from support.families.mlx import make_pair, switched
+from support.families.mxfp4_experts import make_pair as make_mxfp4_pair
 from support.models import edit_config, edit_tensors, make_checkpoint, random_plan
-from support.mxfp4_experts import make_pair as make_mxfp4_pair
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule

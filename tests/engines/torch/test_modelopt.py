@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
-from support.modelopt_checkpoints import FORMATS, config, make_pair
-from support.modelopt_golden import tensors_below, write_export
+from support.engine import make_engine, score
+from support.families.modelopt import FORMATS, config, make_pair
+from support.families.modelopt_golden import tensors_below, write_export
 from support.models import edit_config, edit_tensors, library_logprobs, random_plan
 from transformers import AutoConfig, LlamaForCausalLM
 

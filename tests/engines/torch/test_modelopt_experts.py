@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine_helpers import make_engine, score
-from support.modelopt_checkpoints import FORMATS
-from support.modelopt_golden import EXPERTS, tensors_below, write_export
+from support.engine import make_engine, score
+from support.families.modelopt import FORMATS
+from support.families.modelopt_golden import EXPERTS, tensors_below, write_export
 from support.models import edit_config, edit_tensors, library_logprobs, random_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.mxfp4_experts import make_pair, mxfp8
 from support.models import edit_tensors, library_logprobs, library_model, random_plan
-from support.mxfp4_experts import make_pair, mxfp8
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import make_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint

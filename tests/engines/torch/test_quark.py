@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.quark import KINDS, make_pair
 from support.models import edit_tensors, random_plan
-from support.quark_models import KINDS, make_pair
 
 
 @pytest.mark.parametrize(

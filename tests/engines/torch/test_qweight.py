@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.qweight import Recipe, make_pair, quantize
 from support.models import edit_config, edit_tensors, make_checkpoint, random_plan
-from support.qweight_models import Recipe, make_pair, quantize
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel

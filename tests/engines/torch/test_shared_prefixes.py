@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engines.torch.ranks.joined import join, together
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import VOCAB, make_checkpoint
 from support.request_plans import shared_plan
 

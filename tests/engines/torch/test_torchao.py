@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.torchao import make_pair
 from support.models import random_plan
-from support.torchao_models import make_pair
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

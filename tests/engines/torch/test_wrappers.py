@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support.bitsandbytes_models import make_pair as bitsandbytes_pair
-from support.engine_helpers import make_engine, score
-from support.float8_blocks import make_pair as float8_pair
-from support.hqq_models import make_pair as hqq_pair
-from support.mlx_models import make_pair as mlx_pair
-from support.modelopt_checkpoints import file as modelopt_file
-from support.modelopt_checkpoints import make_pair as modelopt_pair
-from support.modelopt_checkpoints import write_file
+from support.engine import make_engine, score
+from support.families.bitsandbytes import make_pair as bitsandbytes_pair
+from support.families.float8_blocks import make_pair as float8_pair
+from support.families.hqq import make_pair as hqq_pair
+from support.families.mlx import make_pair as mlx_pair
+from support.families.modelopt import file as modelopt_file
+from support.families.modelopt import make_pair as modelopt_pair
+from support.families.modelopt import write_file
+from support.families.mxfp4_experts import make_pair as mxfp4_pair
+from support.families.quark import make_pair as quark_pair
+from support.families.qweight import Recipe
+from support.families.qweight import make_pair as qweight_pair
+from support.families.torchao import make_pair as torchao_pair
 from support.models import make_checkpoint, random_plan
-from support.mxfp4_experts import make_pair as mxfp4_pair
-from support.quark_models import make_pair as quark_pair
-from support.qweight_models import Recipe
-from support.qweight_models import make_pair as qweight_pair
-from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -14,7 +14,7 @@ import pytest
 from engines.vllm.dtypes import SERVED, of_avx512
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
-from support.chat_runs import TEMPLATE, write_rows
+from support.chats.runs import TEMPLATE, write_rows
 
 from scoremode.results.folders.store import find_runs, read_scores
 from scoremode.results.folders.tables import REQUESTS

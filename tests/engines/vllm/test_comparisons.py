@@ -181,7 +181,7 @@ def cut(answer, call: str) -> bool:
 
 
 def test_a_llama_cpp_file_is_compared_with_as_it_says(both, calls):
-    from support.llama_cpp_files import kld_llama_cpp, logprobs
+    from support.llama_cpp.files import kld_llama_cpp, logprobs
 
     from scoremode.llama_cpp.file import LogitsFile
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.llama_cpp_files import GOLDEN
+from support.llama_cpp.files import GOLDEN
 
 from scoremode.engines.base import Extras
 from scoremode.engines.vllm.engine import _against, _to_scores

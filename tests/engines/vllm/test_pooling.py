@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.llama_cpp_files import GOLDEN
+from support.llama_cpp.files import GOLDEN
 
 from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
 from scoremode.engines.vllm.prompts import Keep

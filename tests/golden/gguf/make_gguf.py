@@ -5,7 +5,7 @@ That commit is in the source distribution of llama-cpp-python 0.3.36:
     pip install gguf                                   # and scoremode, transformers
     python make_gguf.py --llama-cpp vendor/llama.cpp [NAME …]
 
-The models are `MODELS` of tests/support/gguf_models.py, made again bit for bit wherever a test needs
+The models are `MODELS` of tests/support/gguf/models.py, made again bit for bit wherever a test needs
 them. So a golden file says only where in the folder the converter took each row from: `rows`, runs of
 [tensor, transposed, begin, step, count] in flat values; or `values`, where it computed something. And
 all metadata, as [key, type, type of an array's entries, value].
@@ -26,8 +26,8 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1]))
 
-from support.gguf_golden import contents, flat, rebuild  # noqa: E402
-from support.gguf_models import MODELS, make_folder  # noqa: E402
+from support.gguf.golden import contents, flat, rebuild  # noqa: E402
+from support.gguf.models import MODELS, make_folder  # noqa: E402
 
 # Adjacent values that a row is found by.
 _KEY = 3

@@ -3,7 +3,7 @@
     python tools/llama_cpp.py FOLDER
     python make_nodes.py FOLDER
 
-The models are those of `tests/support/gguf_layer.py`, of random bits. `nodes.cpp`, compiled here with
+The models are those of tests/support/gguf/one_layer.py, of random bits. `nodes.cpp`, compiled here with
 g++ against that folder's libraries, writes the graph's nodes; of each the last token's row is kept,
 float32: `TYPE.NODE`, with llama.cpp's names, and `TYPE.sha256` of the file's bytes.
 """
@@ -17,8 +17,8 @@ import numpy as np
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
-from support.gguf_layer import KINDS, TOKENS, one_layer, token_ids  # noqa: E402
-from support.llama_cpp_nodes import compiled, read_nodes, run_nodes  # noqa: E402
+from support.gguf.one_layer import KINDS, TOKENS, one_layer, token_ids  # noqa: E402
+from support.llama_cpp.nodes import compiled, read_nodes, run_nodes  # noqa: E402
 
 NODES = (
     "kqv_out", "attn_out", "ffn_norm", "ffn_gate", "ffn_up", "ffn_swiglu", "ffn_out", "result_norm",

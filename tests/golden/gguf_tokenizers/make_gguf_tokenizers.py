@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-from support.gguf_vocabularies import (
+from support.gguf.vocabularies import (
     BYTE,
     CONTROL,
     NORMAL,

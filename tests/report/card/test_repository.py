@@ -7,7 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import EvalResult, ModelCard
 from support.card_groups import two_groups
-from support.hub_stand_in import COMMIT, Hub, Repo, call, serve
+from support.fake_hub import COMMIT, Hub, Repo, call, serve
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.card.content import BEGIN, END, model_index

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
+from support.chats.blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
 
 from scoremode.report.page.comparison import cut, frontiers, matrices, side_by_side, worst_places
 from scoremode.report.page.summary import summarized

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chat_blocks import write_chat_run
+from support.chats.blocks import write_chat_run
 from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, write_run
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
+from support.chats.blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
 from support.comparisons import interval_by_hand, made, overlapping
 from support.run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 

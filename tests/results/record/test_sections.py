@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.chat_blocks import ends_by_hand
+from support.chats.blocks import ends_by_hand
 from support.comparisons import interval_by_hand, made, overlapping
 
 from scoremode.errors import InvalidMeasurement

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand
+from support.chats.blocks import NUMBERS, chat_scores, ends_by_hand
 from support.comparisons import made, overlapping
 
 from scoremode.results.record.sections import sections

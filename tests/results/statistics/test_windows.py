@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.chat_blocks import NUMBERS, chat_scores
+from support.chats.blocks import NUMBERS, chat_scores
 from support.comparisons import made, overlapping, student_by_integration
 
 from scoremode.results.scores import Scores

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.families.qweight import LINEAR, Recipe, quantize
 from support.models import edit_config, edit_tensors
-from support.qweight_models import LINEAR, Recipe, quantize
 from support.run_requests import request
 
 from scoremode.checkpoint.files import open_checkpoint

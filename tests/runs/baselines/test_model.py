@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.gguf_blocks import dequantized, tame_blocks
-from support.gguf_packed import PACKED
+from support.gguf.blocks import dequantized, tame_blocks
+from support.gguf.packed_models import PACKED
 from support.models import edit_config, edit_tensors
 from support.run_requests import request
 

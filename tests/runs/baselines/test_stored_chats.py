@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.chat_runs import chat_model, write_rows
+from support.chats.runs import chat_model, write_rows
 from support.models import edit_tensors
 
 from scoremode.engines.torch.options import TorchOptions

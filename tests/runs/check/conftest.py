@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.chat_runs import chat_model, write_rows
+from support.chats.runs import chat_model, write_rows
 from support.tampered_runs import copy_model
 
 from scoremode.cli.main import main

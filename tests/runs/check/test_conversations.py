@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_runs import TEMPLATE
+from support.chats.runs import TEMPLATE
 
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record

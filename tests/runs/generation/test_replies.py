@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.chat_templates import SHAPES
+from support.chats.templates import SHAPES
 
 from scoremode.engines.sampling import Reply
 from scoremode.errors import CorpusError

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from support.chat_runs import chat_model, write_rows
+from support.chats.runs import chat_model, write_rows
 from support.models import edit_tensors
 from support.sweeps import pair
 from support.tampered_runs import copy_model

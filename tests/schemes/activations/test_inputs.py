@@ -6,7 +6,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize
-from support.schemes_helpers import DTYPES, dtype_name, group, quantization
+from support.schemes import DTYPES, dtype_name, group, quantization
 from transformers.integrations.deepgemm import _ceil_to_ue8m0
 
 from scoremode.schemes.activations.inputs import Inputs, quantize_apart

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.golden_libraries import golden
-from support.schemes_helpers import same
+from support.schemes import same
 
 from scoremode.schemes.activations.inputs import Inputs, quantize_apart
 from scoremode.schemes.fields import TensorFormat

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from support.families.llm_int8 import one_window
 from support.golden_libraries import golden
-from support.llm_int8 import one_window
 
 from scoremode.schemes.activations.inputs import quantize_apart
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS

@@ -1,7 +1,7 @@
 """`quant_method: bitsandbytes`: what is read of it, and what is refused."""
 
 import pytest
-from support.bitsandbytes_models import config
+from support.families.bitsandbytes import config
 from transformers import BitsAndBytesConfig
 
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.bitsandbytes_models import config, quantize
+from support.families.bitsandbytes import config, quantize
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.bitsandbytes import foresee

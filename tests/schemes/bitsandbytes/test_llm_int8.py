@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.bitsandbytes_models import config
+from support.families.bitsandbytes import config
 from support.golden_libraries import golden
-from support.schemes_helpers import decode, same
+from support.schemes import decode, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import ColumnScheme, Scratch

@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from support.bitsandbytes_models import config, quantize, state
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.bitsandbytes import config, quantize, state
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from support.schemes_helpers import group, quantization
+from support.schemes import group, quantization
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

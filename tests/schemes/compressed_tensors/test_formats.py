@@ -10,7 +10,7 @@ from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors import safe_open
 from safetensors.torch import load_file
-from support.schemes_helpers import (
+from support.schemes import (
     DTYPES,
     PRESETS,
     build,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
-from support.schemes_helpers import (
+from support.schemes import (
     DTYPES,
     build,
     compress,

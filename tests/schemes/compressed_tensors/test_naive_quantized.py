@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from support.schemes_helpers import (
+from support.schemes import (
     DTYPES,
     arguments,
     build,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.schemes_helpers import (
+from support.schemes import (
     DTYPES,
     build,
     compress,

@@ -9,7 +9,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.schemes_helpers import (
+from support.schemes import (
     DTYPES,
     arguments,
     build,

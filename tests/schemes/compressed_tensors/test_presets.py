@@ -1,6 +1,6 @@
 import pytest
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
-from support.schemes_helpers import quantization
+from support.schemes import quantization
 
 from scoremode.schemes.compressed_tensors_config import parse_quantization, preset_formats
 

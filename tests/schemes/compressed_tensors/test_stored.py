@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.schemes_helpers import arguments, build, compress, group, random_weight, refusal
+from support.schemes import arguments, build, compress, group, random_weight, refusal
 
 from scoremode.errors import UnsupportedFormat
 

@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.compressors.mx_utils import decompress_mx_scale
 from compressed_tensors.compressors.mxfp6.helpers import kE2M3ToFloat
 from compressed_tensors.compressors.nvfp4.helpers import kE2M1ToFloat
-from support.schemes_helpers import DTYPES, dtype_name, same
+from support.schemes import DTYPES, dtype_name, same
 
 from scoremode.schemes.decoding.unpack import (
     BLOCK_ELEMENTS,

@@ -1,7 +1,7 @@
 """`quant_method: exl3`: what is read of it, and what is refused."""
 
 import pytest
-from support.exl3_models import config
+from support.families.exl3 import config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.exl3 import parse_exl3

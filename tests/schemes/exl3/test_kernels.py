@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.exl3_golden import CODEBOOKS
-from support.exl3_models import quantize
+from support.families.exl3 import quantize
+from support.families.exl3_golden import CODEBOOKS
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.exl3_models import config, quantize
-from support.schemes_helpers import write_checkpoint
+from support.families.exl3 import config, quantize
+from support.schemes import write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 import torch
-from support.exl3_golden import CODEBOOKS, linear
-from support.exl3_models import decoded, inner, quantize
+from support.families.exl3 import decoded, inner, quantize
+from support.families.exl3_golden import CODEBOOKS, linear
 
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.exl3 import MULTIPLIERS, codebook_values, inner_weight

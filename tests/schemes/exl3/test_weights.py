@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.exl3_golden import CODEBOOKS, MADE, ROW_STEP, linear, made, signs
-from support.exl3_models import dense, hadamard, inner, quantize
-from support.schemes_helpers import decode, same
+from support.families.exl3 import dense, hadamard, inner, quantize
+from support.families.exl3_golden import CODEBOOKS, MADE, ROW_STEP, linear, made, signs
+from support.schemes import decode, same
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.exl3 import Exl3

@@ -7,8 +7,8 @@ import torch
 from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import (
     FP8BlockDequantizer,
 )
-from support.float8_blocks import E4M3, config, quantize, spread, transformers_weight
-from support.schemes_helpers import DTYPES, decode, dtype_name, factor, random_weight, same
+from support.families.float8_blocks import E4M3, config, quantize, spread, transformers_weight
+from support.schemes import DTYPES, decode, dtype_name, factor, random_weight, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.float8_blocks import config
+from support.families.float8_blocks import config
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from support.float8_blocks import E4M3, config, quantize, transformers_weight
-from support.schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
+from support.families.float8_blocks import E4M3, config, quantize, transformers_weight
+from support.schemes import DTYPES, decode, random_weight, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat

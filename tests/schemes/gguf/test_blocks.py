@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks
-from support.schemes_helpers import decode, same
+from support.gguf.blocks import dequantized, random_blocks
+from support.schemes import decode, same
 
 from scoremode.schemes.base import FactoredScheme, RowScheme, Scratch
 from scoremode.schemes.decoding import unpack

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.gguf_blocks import HALVES, dequantized, random_blocks
-from support.gguf_kernels import check_kernel, require_triton, scheme_of
+from support.gguf.blocks import HALVES, dequantized, random_blocks
+from support.gguf.kernels import check_kernel, require_triton, scheme_of
 from support.kernel_twins import by_kernel, launches
-from support.schemes_helpers import same
+from support.schemes import same
 
 from scoremode.schemes.gguf_i_quants import I_QUANTS
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.gguf_blocks import HALVES, dequantized, random_blocks
-from support.gguf_cases import check_type
-from support.schemes_helpers import decode, same
+from support.gguf.block_checks import check_type
+from support.gguf.blocks import HALVES, dequantized, random_blocks
+from support.schemes import decode, same
 
 from scoremode.schemes.gguf import Blocks
 from scoremode.schemes.gguf_i_quants import I_QUANTS

@@ -1,7 +1,7 @@
 """ggml's K-quants against the gguf package, to the bit."""
 
 import pytest
-from support.gguf_cases import check_type
+from support.gguf.block_checks import check_type
 
 from scoremode.schemes.gguf_types import K_QUANTS
 

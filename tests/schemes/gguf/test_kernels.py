@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks
-from support.gguf_kernels import require_triton, scheme_of
+from support.gguf.blocks import dequantized, random_blocks
+from support.gguf.kernels import require_triton, scheme_of
 from support.kernel_twins import by_kernel, check_decoder, launches, placed
-from support.schemes_helpers import same
+from support.schemes import same
 from support.triton_interpreter import DEVICE
 
 from scoremode.checkpoint.gguf.table import Layout

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks
-from support.schemes_helpers import decode, same, write_checkpoint
+from support.gguf.blocks import dequantized, random_blocks
+from support.schemes import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
-from support.gguf_layer import KINDS, VOCAB, one_layer, token_ids
+from support.engine import make_engine
+from support.gguf.one_layer import KINDS, VOCAB, one_layer, token_ids
 
 from scoremode.engines.torch.engine import TorchEngine
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.gguf_golden import in_blocks, make_pair
-from support.gguf_round_trip import difference
+from support.gguf.golden import in_blocks, make_pair
+from support.gguf.round_trip import difference
 
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel

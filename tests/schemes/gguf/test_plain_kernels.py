@@ -1,7 +1,7 @@
 """The CUDA decoder of types without codebooks against the gguf package, to the bit."""
 
 import pytest
-from support.gguf_kernels import check_kernel, require_triton
+from support.gguf.kernels import check_kernel, require_triton
 
 from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks
-from support.schemes_helpers import decode, factor, same
+from support.gguf.blocks import dequantized, random_blocks
+from support.schemes import decode, factor, same
 
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import FactoredScheme

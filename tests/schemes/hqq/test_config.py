@@ -1,7 +1,7 @@
 """`quant_method: hqq`: what is read of it, and what is refused."""
 
 import pytest
-from support.hqq_models import config
+from support.families.hqq import config
 from transformers.integrations.hqq import name_to_linear_tag
 
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.families.hqq import config
 from support.golden_libraries import golden
-from support.hqq_models import config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from support.families.hqq import config
 from support.golden_libraries import golden
-from support.hqq_models import config
-from support.schemes_helpers import decode, same, write_checkpoint
+from support.schemes import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.decoding import unpack

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.hqq_models import config, quantize, text
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.hqq import config, quantize, text
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

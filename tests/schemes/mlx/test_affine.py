@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.golden_libraries import golden
-from support.schemes_helpers import decode, same
+from support.schemes import decode, same
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.mlx import Affine

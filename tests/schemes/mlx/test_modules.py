@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from support.mlx_models import quantize
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.mlx import quantize
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.modelopt_checkpoints import config, file
+from support.families.modelopt import config, file
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import UnreadCache

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.modelopt_checkpoints import E4M3, fp8, fp8_block, fp8_block_weight, fp8_weight
-from support.modelopt_golden import golden
-from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
+from support.families.modelopt import E4M3, fp8, fp8_block, fp8_block_weight, fp8_weight
+from support.families.modelopt_golden import golden
+from support.schemes import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.modelopt_weights import Float8

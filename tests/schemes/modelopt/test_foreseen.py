@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.modelopt_checkpoints import FORMATS, Tensors, config, file
-from support.modelopt_golden import golden
+from support.families.modelopt import FORMATS, Tensors, config, file
+from support.families.modelopt_golden import golden
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

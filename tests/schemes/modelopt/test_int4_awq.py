@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.modelopt_checkpoints import E4M3, int4, int4_float8, int4_float8_weight, int4_weight
-from support.modelopt_golden import golden
-from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
+from support.families.modelopt import E4M3, int4, int4_float8, int4_float8_weight, int4_weight
+from support.families.modelopt_golden import golden
+from support.schemes import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.base import input_factor
 from scoremode.schemes.decoding.scaling import Scaling

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.modelopt_checkpoints import E4M3, FORMATS, config, file, int4, int4_weight
-from support.modelopt_golden import EXPERTS, tensors_below, write_export
-from support.schemes_helpers import decode, random_weight, same, write_checkpoint
+from support.families.modelopt import E4M3, FORMATS, config, file, int4, int4_weight
+from support.families.modelopt_golden import EXPERTS, tensors_below, write_export
+from support.schemes import decode, random_weight, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat

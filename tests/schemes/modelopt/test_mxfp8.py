@@ -1,9 +1,9 @@
 """ModelOpt's MXFP8 against its own dequantizer, to the bit."""
 
 import torch
-from support.modelopt_checkpoints import E4M3, mxfp8_weight
-from support.modelopt_golden import golden
-from support.schemes_helpers import DTYPES, decode, factor, same
+from support.families.modelopt import E4M3, mxfp8_weight
+from support.families.modelopt_golden import golden
+from support.schemes import DTYPES, decode, factor, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from compressed_tensors.entrypoints.convert.converters.modelopt_nvfp4 import ModelOptNvfp4Converter
-from support.modelopt_checkpoints import nvfp4, nvfp4_weight
-from support.modelopt_golden import golden
-from support.schemes_helpers import DTYPES, build, decode, factor, preset, random_weight, same
+from support.families.modelopt import nvfp4, nvfp4_weight
+from support.families.modelopt_golden import golden
+from support.schemes import DTYPES, build, decode, factor, preset, random_weight, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.mxfp4_experts import CONFIG, random_blocks
-from support.schemes_helpers import DTYPES, decode, dtype_name, same, write_checkpoint
+from support.families.mxfp4_experts import CONFIG, random_blocks
+from support.schemes import DTYPES, decode, dtype_name, same, write_checkpoint
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from scoremode.checkpoint.files import open_checkpoint

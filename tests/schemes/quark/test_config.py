@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from support.quark_models import KINDS, config, spec
+from support.families.quark import KINDS, config, spec
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import UnreadCache

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.quark_models import KINDS, config, quantize, spec
+from support.families.quark import KINDS, config, quantize, spec
 
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

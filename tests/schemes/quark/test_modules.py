@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.quark_models import KINDS, config, quantize, spec
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.quark import KINDS, config, quantize, spec
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

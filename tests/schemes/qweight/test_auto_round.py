@@ -1,7 +1,7 @@
 import pytest
 import torch
-from support.qweight_models import Recipe, quantize
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.qweight import Recipe, quantize
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.families.qweight import Recipe, quantize
 from support.kernel_twins import check_decoder
-from support.qweight_models import Recipe, quantize
-from support.schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
+from support.schemes import DTYPES, decode, random_weight, same, write_checkpoint
 from support.triton_interpreter import exact_bfloat16
 
 from scoremode.checkpoint.files import open_checkpoint

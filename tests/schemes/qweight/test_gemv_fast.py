@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.qweight_models import Recipe, quantize
-from support.schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
+from support.families.qweight import Recipe, quantize
+from support.schemes import DTYPES, decode, random_weight, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from support.decoding_cases import Random, differing
+from support.families.qweight import Recipe, quantize
 from support.kernel_twins import by_kernel, by_twin, check_decoder, launches
-from support.qweight_models import Recipe, quantize
-from support.schemes_helpers import DTYPES, random_weight
+from support.schemes import DTYPES, random_weight
 from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.awq import GemvFast

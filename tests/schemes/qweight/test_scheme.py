@@ -8,8 +8,8 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from safetensors import safe_open
-from support.qweight_models import Recipe, quantize
-from support.schemes_helpers import DTYPES, decode, random_weight, same
+from support.families.qweight import Recipe, quantize
+from support.schemes import DTYPES, decode, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.qweight import Qweight

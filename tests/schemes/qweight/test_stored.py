@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from support.qweight_models import Recipe, packed, quantize
-from support.schemes_helpers import random_weight, write_checkpoint
+from support.families.qweight import Recipe, packed, quantize
+from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

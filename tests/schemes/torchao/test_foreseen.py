@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from support.families.torchao import ROW, config
 from support.golden_libraries import golden
-from support.torchao_models import ROW, config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

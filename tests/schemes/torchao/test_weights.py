@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.golden_libraries import golden
 from support.kernel_twins import launches
-from support.schemes_helpers import decode, factor, same
+from support.schemes import decode, factor, same
 from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding import unpack

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.chat_templates import CHATS, SHAPES
-from support.hub_stand_in import COMMIT, Repo, call, serve
+from support.chats.templates import CHATS, SHAPES
+from support.fake_hub import COMMIT, Repo, call, serve
 
 from scoremode.errors import CorpusError, TokenizerError, UsageError
 from scoremode.text.conversations.corpus import Conversations, from_conversations_file

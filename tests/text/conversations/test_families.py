@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.chat_families import FAMILIES, with_specials
-from support.chat_templates import SHAPES, chat
+from support.chats.families import FAMILIES, with_specials
+from support.chats.templates import SHAPES, chat
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.corpus import conversations_of

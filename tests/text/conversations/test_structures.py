@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from support.chat_families import FAMILIES
-from support.chat_oracle import Refused, Said, said_by
-from support.chat_structures import STRUCTURES, TALKS, Structure
+from support.chats.families import FAMILIES
+from support.chats.oracle import Refused, Said, said_by
+from support.chats.structures import STRUCTURES, TALKS, Structure
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 

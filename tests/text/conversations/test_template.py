@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.chat_templates import CHATS, SHAPES, chat, real_templates
+from support.chats.templates import CHATS, SHAPES, chat, real_templates
 from transformers.utils import chat_template_utils
 
 from scoremode.errors import TokenizerError

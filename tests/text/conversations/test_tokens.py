@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.chat_templates import CHATS, SHAPES, chat
+from support.chats.templates import CHATS, SHAPES, chat
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import Conversation, conversation_of

@@ -1,7 +1,7 @@
 """Which characters of a conversation's text the model generated."""
 
 import pytest
-from support.chat_templates import CHATS, SHAPES, chat, real_templates
+from support.chats.templates import CHATS, SHAPES, chat, real_templates
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import Conversation, conversation_of

@@ -1,7 +1,7 @@
 """What is one unit, and what its weights take."""
 
 import pytest
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.attribution.units import find_units

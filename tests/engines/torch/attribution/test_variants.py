@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
+from support.families.packed_experts import FORMATS, make_packed
 from support.models import edit_tensors, make_checkpoint, random_plan
-from support.packed_experts import FORMATS, make_packed
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.fused_cases import DEVICE, LyingRMSNorm, dtypes, layer, random, run
 from support.models import library_model, make_checkpoint, random_plan
 from torch import nn

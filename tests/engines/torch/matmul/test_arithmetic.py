@@ -11,7 +11,7 @@ import torch
 from compressed_tensors.quantization import QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
 from safetensors.torch import load_file, save_file
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     edit_config,
     edit_tensors,

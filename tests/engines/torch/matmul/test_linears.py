@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from support.families.llm_int8 import LIBRARY_UNIT, one_window
 from support.golden_libraries import golden
-from support.llm_int8 import LIBRARY_UNIT, one_window
 from support.quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch.device import choose_device

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
-from support.live_bytes import live_bytes
+from support.engine import make_engine, score
 from support.models import make_checkpoint, random_plan
+from support.peak_bytes import live_bytes
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.memory.activations import Activations, activations

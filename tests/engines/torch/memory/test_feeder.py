@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.cuda_stand_in import Cuda
+from support.fake_cuda import Cuda
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.torch.memory import feeder as feeders

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint

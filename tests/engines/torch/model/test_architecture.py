@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     ARCHITECTURES,
     edit_config,

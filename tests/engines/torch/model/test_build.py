@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     edit_config,
     edit_tensors,

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.bitsandbytes_models import make_pair as bitsandbytes_pair
-from support.float8_blocks import make_pair as float8_pair
-from support.hqq_models import make_pair as hqq_pair
-from support.mlx_models import make_pair as mlx_pair
-from support.modelopt_checkpoints import FORMATS
-from support.modelopt_checkpoints import make_pair as modelopt_pair
+from support.families.bitsandbytes import make_pair as bitsandbytes_pair
+from support.families.float8_blocks import make_pair as float8_pair
+from support.families.hqq import make_pair as hqq_pair
+from support.families.mlx import make_pair as mlx_pair
+from support.families.modelopt import FORMATS
+from support.families.modelopt import make_pair as modelopt_pair
+from support.families.quark import make_pair as quark_pair
+from support.families.qweight import Recipe
+from support.families.qweight import make_pair as qweight_pair
+from support.families.torchao import make_pair as torchao_pair
 from support.models import make_checkpoint
-from support.quark_models import make_pair as quark_pair
-from support.qweight_models import Recipe
-from support.qweight_models import make_pair as qweight_pair
-from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint, opened_config
 from scoremode.cli.inspect import inspect, inspect_config

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     ARCHITECTURES,
     library_logprobs,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import random_plan
 
 from scoremode.errors import UnsupportedModel

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import make_checkpoint
 from torch import nn
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.bitsandbytes_models import config, make_pair
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.bitsandbytes import config, make_pair
 from support.models import ARCHITECTURES, edit_config, make_checkpoint, random_plan
 from torch import nn
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import ARCHITECTURES, VOCAB, make_checkpoint
-from support.unequal_plans import unequal_plan
+from support.uneven_plans import unequal_plan
 
 from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.passes.padding import (

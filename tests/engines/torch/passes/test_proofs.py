@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import make_checkpoint, random_plan
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 

@@ -1,7 +1,7 @@
 """Whether requests share what they have in common, and what the record says of it."""
 
 import pytest
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import VOCAB, make_checkpoint, random_plan
 from support.request_plans import plan_of, shared_plan
 

@@ -1,7 +1,7 @@
 """The head's results of a micro-batch are those of the head by itself."""
 
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import random_plan
 
 from scoremode.engines.torch.clock import DeviceClock

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from engines.torch.ranks.joined import join, together
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import VOCAB, make_checkpoint, random_plan
-from support.unequal_plans import unequal_plan
+from support.uneven_plans import unequal_plan
 
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine

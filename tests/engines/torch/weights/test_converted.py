@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import edit_config, edit_tensors, make_checkpoint, random_plan
-from support.schemes_helpers import arguments, compress, decompress, group, quantization
+from support.schemes import arguments, compress, decompress, group, quantization
 from transformers import conversion_mapping, core_model_loading
 from transformers.core_model_loading import Chunk, Concatenate, Transpose, WeightConverter
 

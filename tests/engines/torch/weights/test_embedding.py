@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks
+from support.gguf.blocks import dequantized, random_blocks
 from torch import nn
 
 from scoremode.engines.torch.weights.embedding import PackedTable, embed_from

@@ -6,15 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
-from support.mlx_models import switched
+from support.engine import make_engine, score
+from support.families.mlx import switched
+from support.families.packed_experts import FORMATS, Tensors, make_packed, unroll
 from support.models import (
     edit_config,
     edit_tensors,
     make_checkpoint,
     random_plan,
 )
-from support.packed_experts import FORMATS, Tensors, make_packed, unroll
 
 from scoremode.errors import CheckpointError
 

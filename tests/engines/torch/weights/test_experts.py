@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
+from support.families.packed_experts import FORMATS, Tensors, make_packed, pack_int4
 from support.models import (
     edit_config,
     edit_tensors,
@@ -14,7 +15,6 @@ from support.models import (
     make_checkpoint,
     random_plan,
 )
-from support.packed_experts import FORMATS, Tensors, make_packed, pack_int4
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from support.schemes_helpers import same
+from support.schemes import same
 
 from scoremode.engines.torch.weights.heads import Heads
 from scoremode.engines.torch.weights.sources import Source

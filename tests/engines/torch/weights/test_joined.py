@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.exl3_models import quantize
-from support.schemes_helpers import same
+from support.families.exl3 import quantize
+from support.schemes import same
 
 from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.sources import Source

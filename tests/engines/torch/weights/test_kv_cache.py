@@ -11,7 +11,7 @@ import pytest
 import torch
 from compressed_tensors.modeling.kvcache import initialize_hooked_kv_cache
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import (
     CACHE_KEYWORD,
     edit_config,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.engine_helpers import make_engine, score
+from support.engine import make_engine, score
 from support.models import edit_tensors, make_checkpoint, random_plan
 
 from scoremode.engines.torch.weights.names import Conversion

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.engine_helpers import make_engine
+from support.engine import make_engine
 from support.models import edit_config, edit_tensors, make_checkpoint
 
 from scoremode.errors import CheckpointError

@@ -10,7 +10,7 @@ from scoremode.llama_cpp.rows import codes_of, spans
 from scoremode.llama_cpp.sums import KLD_CUT
 from scoremode.llama_cpp.writer import LogitsFileWriter
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp" / "base.kld"
+GOLDEN = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
 CONTEXT, TEXT_BYTES = 64, 1500  # golden/make_llama_cpp.py
 
 

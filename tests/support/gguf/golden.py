@@ -13,9 +13,9 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
-from support.gguf_models import make_folder
+from support.gguf.models import make_folder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gguf"
+GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.gguf_dense_models import DENSE
+from support.gguf.dense_models import DENSE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 # Bytes, a pair of them, three special tokens; the embedding has rows that are no token's, too.

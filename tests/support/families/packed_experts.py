@@ -12,7 +12,7 @@ from support.models import (
     make_checkpoint,
 )
 from support.quantized import LibraryLinear, config_of, preset
-from support.schemes_helpers import arguments, compress, decompress, group, quantization
+from support.schemes import arguments, compress, decompress, group, quantization
 
 Tensors = dict[str, torch.Tensor]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.engine_helpers import make_engine, score
-from support.gguf_models import TOKENS
+from support.engine import make_engine, score
+from support.gguf.models import TOKENS
 from support.models import random_plan
 
 from scoremode.text.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-SOURCE = Path(__file__).parents[1] / "golden" / "gguf_layer" / "nodes.cpp"
+SOURCE = Path(__file__).parents[2] / "golden" / "gguf_layer" / "nodes.cpp"
 
 
 def compiled(llama_cpp: Path, folder: Path) -> Path:

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-FILE = Path(__file__).parents[1] / "golden" / "modelopt" / "modelopt_047.safetensors"
+FILE = Path(__file__).parents[2] / "golden" / "modelopt" / "modelopt_047.safetensors"
 # Whose algorithms are called `gpt_oss/NVFP4`.
 EXPERTS = FILE.with_name("experts_047.safetensors")
 Tensors = dict[str, torch.Tensor]

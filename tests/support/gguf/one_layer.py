@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from support.gguf_blocks import PLACES, sizes, tame_blocks
-from support.gguf_files import file, info
+from support.gguf.blocks import PLACES, sizes, tame_blocks
+from support.gguf.files import file, info
 
 # Types whose rounding of inputs, and whose kernels in llama.cpp, differ.
 KINDS = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ3_XXS", "IQ4_XS")

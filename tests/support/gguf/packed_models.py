@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.gguf_blocks import dequantized, sizes, tame_blocks
-from support.mlx_models import switched
+from support.families.mlx import switched
+from support.gguf.blocks import dequantized, sizes, tame_blocks
 from support.models import edit_config, edit_tensors, make_checkpoint
 
 Tensors = dict[str, torch.Tensor]

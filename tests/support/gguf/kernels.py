@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.gguf_blocks import dequantized, random_blocks, with_halves
+from support.gguf.blocks import dequantized, random_blocks, with_halves
 from support.kernel_twins import by_kernel, launches
-from support.schemes_helpers import same
+from support.schemes import same
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.gguf import BLOCK_TYPES, Blocks

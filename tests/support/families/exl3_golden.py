@@ -13,7 +13,7 @@ CODEBOOKS = ("3inst", "mcg", "mul1")
 MADE = {"calibrated": "mul1", "uncalibrated": "mcg", "first": "3inst"}
 # Of these inputs the library's weight is kept.
 ROW_STEP = 27
-_FILE = Path(__file__).parents[1] / "golden" / "exl3" / "exl3.safetensors"
+_FILE = Path(__file__).parents[2] / "golden" / "exl3" / "exl3.safetensors"
 
 
 @cache

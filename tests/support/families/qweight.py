@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.families.packed_experts import TRANSPOSED, unroll
 from support.models import edit_config, edit_tensors, make_checkpoint
-from support.packed_experts import TRANSPOSED, unroll
 
 Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")

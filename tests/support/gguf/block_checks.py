@@ -1,8 +1,8 @@
 """What every block type is held to."""
 
 import torch
-from support.gguf_blocks import PLACES, dequantized, random_blocks, sizes, with_halves
-from support.schemes_helpers import decode, same
+from support.gguf.blocks import PLACES, dequantized, random_blocks, sizes, with_halves
+from support.schemes import decode, same
 
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.gguf import Blocks
