@@ -57,34 +57,24 @@ def schema_of(shape: Any) -> dict[str, Any]:
 
 
 def record_schema() -> dict[str, Any]:
-    """The JSON Schema of a whole record, of every version and status that can be read."""
-    always, later = (
-        {n: s for n, s in SECTIONS.items() if (s.since > 1) is x} for x in (False, True)
-    )
-    described = {name: _described(name) for name in always}
+    """The JSON Schema of a whole record, of every status."""
+    described = {name: _described(name) for name in SECTIONS}
     described["schema"] = {"const": SCHEMA} | described["schema"]
-    described["schema_version"]["maximum"] = SCHEMA_VERSION
+    described["schema_version"] = {"const": SCHEMA_VERSION} | described["schema_version"]
     conditions = [
-        _if({"status": status}, {"required": [n for n, s in always.items() if status in s.needed]})
-        for status in STATUSES
-    ]
-    hashed = {"properties": {name: _described(name) for name in later}}
-    conditions += [_if({"schema_version": SCHEMA_VERSION}, hashed)]
-    conditions += [
         _if(
-            {"schema_version": SCHEMA_VERSION, "status": status},
-            {"required": [n for n, s in later.items() if status in s.needed]},
+            {"status": status},
+            {"required": [name for name, s in SECTIONS.items() if status in s.needed]},
         )
         for status in STATUSES
     ]
-    conditions += [_if({"schema_version": 1}, {"not": {"required": ["sha256"]}})]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"{SCHEMA}, versions 1 to {SCHEMA_VERSION}",
+        "title": f"{SCHEMA}, version {SCHEMA_VERSION}",
         "description": "What scoremode measured, how, with what result. A record that fits may still "
         "be refused: its sha256 must be its contents', and its numbers those of scores.parquet.",
         "type": "object",
-        "required": [name for name, s in always.items() if s.needed == STATUSES],
+        "required": [name for name, s in SECTIONS.items() if s.needed == STATUSES],
         "properties": described,
         "allOf": conditions,
     }

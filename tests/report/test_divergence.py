@@ -183,7 +183,6 @@ def test_gates(run):
          "note": None},
         {"name": "max_ppl_ratio", "limit": 2, "value": 1.1, "on": "upper", "bound": None,
          "met": False, "note": "1 block"},
-        {"flag": "--max-kld", "limit": 0.1, "value": 0.2, "passed": False},
     ]  # fmt: skip
     text = document_text(kld_document(record | {"gates": gates}, folder))
     rows = [row.split(maxsplit=1)[1] for row in text.splitlines() if row.startswith("gate ")]
@@ -191,7 +190,6 @@ def test_gates(run):
         "--max-kld 0.01: 0.02812: NOT MET",
         "--min-top1 0.5: 0.8, lower bound 0.75: met",
         "--max-ppl-ratio 2: 1.1 (1 block): NOT MET",
-        "--max-kld 0.1: 0.2: NOT MET",
     ]
 
 

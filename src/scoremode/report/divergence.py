@@ -172,14 +172,13 @@ def _checks(record: Mapping[str, Any]) -> Rows:
 
 
 def _gate(gate: Mapping[str, Any]) -> str:
-    # Runs of before have a flag and whether it passed.
-    flag = "--" + gate["name"].replace("_", "-") if "name" in gate else gate["flag"]
-    words = f"{flag} {gate['limit']:g}: {gate['value']:.6g}"
-    if gate.get("on") == "upper":
+    flag = gate["name"].replace("_", "-")
+    words = f"--{flag} {gate['limit']:g}: {gate['value']:.6g}"
+    if gate["on"] == "upper":
         end = "lower" if gate["name"] == "min_top1" else "upper"
         bound = gate["bound"]
         words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate['note']})"
-    return f"{words}: {'met' if gate.get('met', gate.get('passed')) else 'NOT MET'}"
+    return f"{words}: {'met' if gate['met'] else 'NOT MET'}"
 
 
 def _reference(reference: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ from scoremode.results.record.checks import (
     check_record,
     check_seal,
     checked_record,
-    has_hashes,
 )
 from scoremode.results.record.differences import first_difference
 from scoremode.results.scores import Scores, check
@@ -108,11 +107,6 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
     A pass that a kill interrupts is not in the record. One whose file somebody removed is to be scored
     again, with those after it. Raises RunFolderError, as for a part that the record doesn't know.
     """
-    if not has_hashes(record):
-        raise RunFolderError(
-            f"{path}: was begun by a scoremode that kept no sha256 of its parts: remove it, and "
-            "measure again"
-        )
     # It needs torch, which a plan alone does not.
     from scoremode.reference.keeper import name_of
 

@@ -137,18 +137,13 @@ def sharded(demo, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def records(real_runs, sharded) -> dict[str, dict[str, Any]]:
-    """One of each kind: done, running, a shard, merged, ended as invalid, and of the first version."""
+    """One of each kind: done, running, a shard, merged, and ended as invalid."""
     done = {name: read_record(folder) for name, folder in (real_runs | sharded).items()}
     begun = {k: v for k, v in done["kept"].items() if k not in BEGUN}
     return done | {
         "running": begun | {"status": "running", "parts": [{"sha256": "0" * 64}]},
         "invalid": begun
         | {"status": "invalid", "reason": "no", "engine": done["ppl"]["engine"], "parts": []},
-        "first": {k: v for k, v in done["ppl"].items() if k not in ("sha256", "scores")}
-        | {
-            "schema_version": 1,
-            "gates": [{"flag": "--max-kld", "limit": 0.1, "value": 0.2, "passed": False}],
-        },
         "vllm": done["ppl"]
         | {
             "engine": done["ppl"]["engine"]
@@ -175,7 +170,6 @@ def records(real_runs, sharded) -> dict[str, dict[str, Any]]:
         ("kept", ("kept", "reference", "scores", "status")),
         ("running", ("parts", "identity", "schedule", "status", "sha256")),
         ("invalid", ("reason", "status", "parts")),
-        ("first", ("schema_version", "status", "gates", "sha256", "parts", "scores")),
         ("vllm", ("engine",)),
         ("shard", ("shard", "identity", "status", "scores")),
         ("merged", ("merged",)),
@@ -193,11 +187,11 @@ def test_schema_and_reading_agree(kind, sections, records):
     assert refused > (5 if sections else 1000)
 
 
-@pytest.mark.parametrize("version", [3, 2**40, 0, -1, 2.0, "2", None, True])
+@pytest.mark.parametrize("version", [3, 2**40, 1, 0, -1, 2.0, "2", None, True])
 def test_another_version_is_refused_by_name(version, records):
     record = records["ppl"] | {"schema_version": version}
     newer = r" \(a newer scoremode's\)" if version in (3, 2**40) else ""
-    words = rf"its record is 'scoremode\.record' version {version!r}{newer}, not .* version 1 to 2$"
+    words = rf"its record is 'scoremode\.record' version {version!r}{newer}, not .* version 2$"
     with pytest.raises(RunFolderError, match=words):
         check_record(record, Path("a/record.json"))
     assert version == 2.0 or not fits(record, SCHEMA)
@@ -206,7 +200,7 @@ def test_another_version_is_refused_by_name(version, records):
 def test_what_a_real_record_has_is_defined(records):
     """Every field that these runs wrote, but for what the definition leaves open."""
     for kind, record in records.items():
-        shape = record_shape(record["status"], record["schema_version"])
+        shape = record_shape(record["status"])
         assert not list(undefined(record, shape)), kind
     assert {r["status"] for r in records.values()} == set(STATUSES)
 

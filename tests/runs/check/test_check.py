@@ -364,17 +364,6 @@ def test_a_run_of_relative_places_is_checked_from_any_folder(published, tmp_path
         assert wrong(result) == {} and result["counts"]["unchecked"] == 0
 
 
-def test_a_record_of_the_first_version_is_read_without_hashes(published, tmp_path):
-    run = shutil.copytree(published.ppl, tmp_path / "run")
-    record = json.loads((run / RECORD).read_text()) | {"schema_version": 1}
-    del record["sha256"], record["scores"]
-    (run / RECORD).write_text(json.dumps(record))
-    result = check([run])
-    assert wrong(result).keys() <= {"scores.parquet token_text"}
-    left = [f["words"] for f in result["runs"][0]["findings"] if f["status"] == "unchecked"]
-    assert sum("before records had hashes" in words for words in left) == 2
-
-
 def test_several_runs_and_folders_of_them_add_up(published, tmp_path):
     folder = tmp_path / "runs"
     shutil.copytree(published.ppl, folder / "a")

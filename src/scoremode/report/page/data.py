@@ -39,8 +39,7 @@ from scoremode.report.page.summary import (
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders
 from scoremode.results.comparison.rows import gib_of, is_base
-from scoremode.results.folders.finished import UNHASHED
-from scoremode.results.record.checks import checked_record, has_hashes, unlike_dtypes
+from scoremode.results.record.checks import checked_record, unlike_dtypes
 from scoremode.results.record.shape import value_at
 from scoremode.results.statistics.blocks import CONVERSATIONS
 from scoremode.results.statistics.bootstrap import covered
@@ -247,11 +246,6 @@ def _interval_words(blocks: Cut) -> str:
 
 def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
     notes = [
-        f"{summary.run.folder} {UNHASHED}"
-        for summary in summaries
-        if not has_hashes(summary.run.record)
-    ]
-    notes += [
         f"{run['name']}: {unlike}"
         for summary, run in zip(summaries, runs, strict=True)
         if (unlike := unlike_dtypes(summary.run.record))

@@ -69,8 +69,7 @@ def audited_record(folder: Path, findings: Findings) -> dict[str, Any] | None:
 def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[str, Any] | None:
     """The sections of `record` that have the shape which they must have."""
     version = record.get("schema_version")
-    number = version if type(version) is int else 0
-    if record.get("schema") != SCHEMA or not 1 <= number <= SCHEMA_VERSION:
+    if record.get("schema") != SCHEMA or type(version) is not int or version != SCHEMA_VERSION:
         try:
             check_record(record, file)
         except RunFolderError as error:
@@ -79,10 +78,7 @@ def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[st
     sound, broken = dict(record), []
     status = record.get("status")
     for name, section in SECTIONS.items():
-        if number < section.since:
-            if name == "sha256" and name in record:
-                broken.append(f"its schema_version is {version}, and it has hashes")
-        elif name in record:
+        if name in record:
             if found := misfit(record[name], section.shape, name):
                 broken.append(found)
                 del sound[name]
@@ -96,12 +92,7 @@ def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[st
 
 
 def _audit_seal(record: dict[str, Any], findings: Findings) -> None:
-    said = record.get("sha256")
-    if said is None and record.get("schema_version") == 1:
-        words = "was written before records had hashes: nothing vouches for it"
-        findings.unchecked(_PART, "seal", words)
-        return
-    findings.same(_PART, "seal", said, seal_of(record), "its contents have")
+    findings.same(_PART, "seal", record.get("sha256"), seal_of(record), "its contents have")
 
 
 def _audit_identity(record: Mapping[str, Any], findings: Findings) -> None:
@@ -134,8 +125,6 @@ def audited_scores(
         return None
     if said is not None:
         findings.same(part, "sha256", said["sha256"], found, "the file has")
-    elif record.get("schema_version") == 1:
-        findings.unchecked(part, "sha256", "was written before records had hashes")
     try:
         scores, extras = read_columns(path, rows=rows)
     except RunFolderError as error:
@@ -294,9 +283,7 @@ def _audit_gates(
     record: Mapping[str, Any], made: Mapping[str, Any], why: str | None, findings: Findings
 ) -> None:
     for gate in record.get("gates", ()):
-        # The first gates of all were called by their flag.
-        name = gate.get("name") or gate["flag"].removeprefix("--").replace("-", "_")
-        on = gate.get("on", "value")
+        name, on = gate["name"], gate["on"]
         if on == "upper" and why is not None:
             findings.unchecked("gates", name, why)
             continue
@@ -305,8 +292,7 @@ def _audit_gates(
         except (TypeError, KeyError, UsageError) as error:
             findings.wrong("gates", name, f"is no gate of this run: {error}")
             continue
-        anew = judged | {"flag": gate.get("flag"), "passed": judged["met"]}
-        found = differences(f"gates.{name}", gate, anew)
+        found = differences(f"gates.{name}", gate, judged)
         words = (
             f"{'met' if judged['met'] else 'not met'}: {judged['value']:.6g} of {judged['limit']:g}"
         )

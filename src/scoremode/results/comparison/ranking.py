@@ -15,8 +15,8 @@ import numpy as np
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, not_held_out, require_same
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
-from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
-from scoremode.results.record.checks import has_hashes, unlike_dtypes
+from scoremode.results.folders.finished import FinishedRun, open_run
+from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.blocks import BlockLength
 from scoremode.results.statistics.bootstrap import (
@@ -108,8 +108,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     """`ranking` of runs that have been read, each in another folder."""
     for run in runs[1:]:
         require_same(runs[0], run)
-    notes = [f"{run.folder} {UNHASHED}" for run in runs if not has_hashes(run.record)]
-    notes += other_groups(runs)
+    notes = other_groups(runs)
     notes += not_held_out(runs)
     references = _references(runs)
     if len(references) > 1:

@@ -24,7 +24,6 @@ from scoremode.results.record.checks import (
     check_seal,
     check_stopped,
     checked_record,
-    has_hashes,
 )
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import remade
@@ -35,7 +34,6 @@ from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.results.statistics.means import Blocks, Mean
 
 __all__ = [
-    "UNHASHED",
     "FinishedRun",
     "check_numbers",
     "load_run",
@@ -44,10 +42,6 @@ __all__ = [
     "read_verified",
 ]
 
-# The note about a run whose record is of the first version.
-UNHASHED = (
-    "was written before records had hashes: its numbers are its scores', which nothing vouches for"
-)
 # Sections that are there only where the Scores give them.
 _MADE = ("distribution", "breakdown", "thresholds", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
@@ -150,10 +144,9 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
         raise RunFolderError(
             f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
         )
-    hashed = record["scores"]["sha256"] if has_hashes(record) else None
     planned = record["plan"]["scored"]
-    scores, extras = read_columns(path, hashed, planned)
-    if ((record.get("scores") or {}).get("token_text") is True) != (TOKEN_TEXT in extras):
+    scores, extras = read_columns(path, record["scores"]["sha256"], planned)
+    if (record["scores"].get("token_text") is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
     check_blocks(path, record, extras)
     if (record["corpus"].get("group_by") is not None) != (LABEL in extras):

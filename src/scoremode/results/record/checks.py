@@ -36,7 +36,6 @@ __all__ = [
     "check_stopped",
     "checked_record",
     "described_facts",
-    "has_hashes",
     "identity_pairs",
     "protocol_sha256",
     "stopping",
@@ -44,10 +43,6 @@ __all__ = [
     "unlike_dtypes",
     "windows_sha256",
 ]
-
-
-# The last version without hashes of parts, scores and itself.
-_UNHASHED = 1
 
 
 def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
@@ -65,27 +60,23 @@ def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
 def check_record(record: Mapping[str, Any], file: Path) -> None:
     """Raises RunFolderError unless `record`, read from `file`, is one that we know how to read."""
     schema, version = record.get("schema"), record.get("schema_version")
-    number = 0 if isinstance(version, bool) or not isinstance(version, int) else version
-    if schema != SCHEMA or not _UNHASHED <= number <= SCHEMA_VERSION:
-        newer = " (a newer scoremode's)" if number > SCHEMA_VERSION else ""
+    if schema != SCHEMA or type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        words = " (a newer scoremode's)" if newer else ""
         raise RunFolderError(
-            f"{file}: its record is {schema!r} version {version!r}{newer}, not {SCHEMA!r} version "
-            f"{_UNHASHED} to {SCHEMA_VERSION}"
+            f"{file}: its record is {schema!r} version {version!r}{words}, not {SCHEMA!r} version "
+            f"{SCHEMA_VERSION}"
         )
     status = record.get("status")
     # What else it must have depends on it.
     found = misfit(status, Choice(*STATUSES), "status")
-    if found := found or misfit(record, record_shape(str(status), number)):
+    if found := found or misfit(record, record_shape(str(status))):
         raise RunFolderError(f"{file}: {found}")
-    if not has_hashes(record) and "sha256" in record:
-        raise RunFolderError(
-            f"{file}: was changed: its schema_version is {version!r}, and it has hashes"
-        )
 
 
 def check_seal(record: Mapping[str, Any], file: Path) -> None:
     """Raises RunFolderError unless a record that `check_record` let pass is as it was written."""
-    if has_hashes(record) and (found := seal_of(dict(record))) != record["sha256"]:
+    if (found := seal_of(dict(record))) != record["sha256"]:
         raise RunFolderError(
             f"{file}: was changed after it was written: its contents have the sha256 {found[:12]}…, "
             f"and its sha256 says {record['sha256'][:12]}…"
@@ -111,11 +102,6 @@ def undone(record: Mapping[str, Any]) -> str | None:
         )
     reason = f" ({record['reason']})" if record.get("reason") else ""
     return f"is not done: its status is {status!r}{reason}"
-
-
-def has_hashes(record: Mapping[str, Any]) -> bool:
-    """Tells whether a checked record holds its own sha256 and those of its files."""
-    return record["schema_version"] > _UNHASHED
 
 
 def stopping(

@@ -36,13 +36,11 @@ class Section:
 
     - `words`: its meaning, in Markdown. `shape`: as `results.record.shape` has it.
     - `needed`: the statuses whose records have it; in those of others it may be missing.
-    - `since`: the first `schema_version` that has it; in records before it is not looked at.
     """
 
     words: str
     shape: Any
     needed: tuple[str, ...] = ()
-    since: int = 1
 
 
 _TEXT = Maybe(str)
@@ -210,8 +208,6 @@ _GATE = {
     "met": bool,
     "note": _TEXT,
 }
-# Of the first records with gates.
-_FIRST_GATE = {"flag": str, "limit": NUMBER, "value": NUMBER, "passed": bool}
 _GROUP = {
     "group": str,
     "from?": NUMBER,
@@ -261,7 +257,7 @@ _JUDGED = {
 
 SECTIONS: dict[str, Section] = {
     "schema": Section("`scoremode.record`", str, STATUSES),
-    "schema_version": Section("2; 1 had no hashes", _POSITIVE, STATUSES),
+    "schema_version": Section("2; no other is read", _POSITIVE, STATUSES),
     "status": Section(
         "`running`, `done`, `shard` (a [shard](shards.md) that is done: no whole run, and without "
         "metrics), or `invalid` with a `reason`",
@@ -564,7 +560,7 @@ SECTIONS: dict[str, Section] = {
     "gates": Section(
         "of a comparison with gates: `name`, `metric`, `limit`, `value`, `on` (`value` or `upper`), "
         "the `bound` that was judged, whether it was `met`, `note`",
-        [Either(_GATE, _FIRST_GATE)],
+        [_GATE],
     ),
     "distribution": Section(
         "against a base: of `kld`, `kld_reverse`, `jsd`, `delta_p` the `minimum`, percentiles (keys "
@@ -634,14 +630,12 @@ SECTIONS: dict[str, Section] = {
         "are kept",
         [{"sha256": SHA256, "states?": SHA256}],
         ("running",),
-        since=2,
     ),
     "scores": Section(
         "of a run or a shard that is done: `scores.parquet`'s `name`, `rows` and `sha256`; "
         "`token_text`: true where it has each target's text (`--token-text`)",
         {"name": str, "rows": _POSITIVE, "sha256": SHA256, "token_text?": bool},
         ("done", "shard"),
-        since=2,
     ),
     "requests": Section(
         "of [tasks](tasks.md) and of the protocol `lm-eval`: `requests.parquet`'s `name`, `rows` and "
@@ -706,14 +700,13 @@ SECTIONS: dict[str, Section] = {
         "likeliest ids, their texts and the text before",
         [_WORST],
     ),
-    "sha256": Section("of all else in the record", SHA256, STATUSES, since=2),
+    "sha256": Section("of all else in the record", SHA256, STATUSES),
 }
 
 
-def record_shape(status: str, version: int) -> dict[str, Any]:
-    """The shape of a whole record of that `status` and `schema_version`."""
+def record_shape(status: str) -> dict[str, Any]:
+    """The shape of a whole record of that `status`."""
     return {
         name if status in section.needed else f"{name}?": section.shape
         for name, section in SECTIONS.items()
-        if version >= section.since
     }

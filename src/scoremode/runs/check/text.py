@@ -300,8 +300,7 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     section = record["corpus"]
     source, is_text = section.get("source") or section["name"], section["rows"] is None
     group_by = section.get("group_by")
-    # The first records have it in their command line alone.
-    field = section.get("text_field") or _flag(record, "--text-field") or "text"
+    field = section.get("text_field") or "text"
     if "preset" in section:
         return named_corpus(section, sources)
     if sources.files and is_text:
