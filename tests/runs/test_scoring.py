@@ -12,7 +12,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.results.scores import check
 from scoremode.runs.planning import plan_text
-from scoremode.runs.rescore.rescore import Job, _score
+from scoremode.runs.rescore.rescore import Job, _rescore
 
 
 def job(model, text, tmp_path) -> Job:
@@ -23,7 +23,7 @@ def job(model, text, tmp_path) -> Job:
 
 def test_all_windows_come_back_with_what_made_them(base, kept, text, tmp_path):
     asked, sent = job(base, text, tmp_path), []
-    run = _score(sent.append, asked)
+    run = _rescore(sent.append, asked)
     plan = asked.planned.plan
     check(run.scores, plan, range(len(plan)))
     assert run.scores.against is None and run.engine["dtype"] == "bfloat16"
@@ -38,7 +38,7 @@ def test_a_model_that_has_changed_is_refused(base, text, tmp_path):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"own": 1}))
     with pytest.raises(CheckpointError, match="has changed since it was opened"):
-        _score(nothing, asked)
+        _rescore(nothing, asked)
 
 
 def test_a_token_beyond_the_softmax_is_refused(base, text, tmp_path):
@@ -47,7 +47,7 @@ def test_a_token_beyond_the_softmax_is_refused(base, text, tmp_path):
     tokens.setflags(write=True)
     tokens[5] = np.int32(1_000_000)
     with pytest.raises(TokenizerError, match="the text has token id 1000000, and the softmax runs"):
-        _score(nothing, asked)
+        _rescore(nothing, asked)
 
 
 def nothing(message: Any) -> None:

@@ -16,7 +16,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
-from scoremode.runs.rescore.rescore import EngineRun
+from scoremode.runs.rescore.rescore import Rescored
 from scoremode.runs.rescore.verify import VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
@@ -48,13 +48,13 @@ def sample(request_):
 
 
 @pytest.fixture(scope="module")
-def runs(request_, sample) -> dict[str, EngineRun]:
+def runs(request_, sample) -> dict[str, Rescored]:
     """Of each dtype, made here."""
 
-    def run(options: TorchOptions) -> EngineRun:
+    def run(options: TorchOptions) -> Rescored:
         engine = build_engine(open_checkpoint(request_.model), options)
         scores = concatenate(list(engine.score(sample, engine.schedule(sample))))
-        return EngineRun(scores, engine.describe())
+        return Rescored(scores, engine.describe())
 
     return {"float32": run(FLOAT32), "bfloat16": run(BFLOAT16)}
 
@@ -117,18 +117,18 @@ def test_quantized_weights_have_a_reference(request_, demo, tmp_path):
     assert result["agree"] and result["engines"]["torch"]["difference"]["rms"] < 0.05
 
 
-def shift(run: EngineRun) -> EngineRun:
-    return EngineRun(replace(run.scores, logprob=np.roll(run.scores.logprob, 1)), run.engine)
+def shift(run: Rescored) -> Rescored:
+    return Rescored(replace(run.scores, logprob=np.roll(run.scores.logprob, 1)), run.engine)
 
 
-def swap(run: EngineRun) -> EngineRun:
+def swap(run: Rescored) -> Rescored:
     order = np.arange(len(run.scores)).reshape(8, -1)
     order[[1, 6]] = order[[6, 1]]
-    return EngineRun(replace(run.scores, logprob=run.scores.logprob[order.ravel()]), run.engine)
+    return Rescored(replace(run.scores, logprob=run.scores.logprob[order.ravel()]), run.engine)
 
 
-def bias(run: EngineRun) -> EngineRun:
-    return EngineRun(replace(run.scores, logprob=run.scores.logprob - 0.01), run.engine)
+def bias(run: Rescored) -> Rescored:
+    return Rescored(replace(run.scores, logprob=run.scores.logprob - 0.01), run.engine)
 
 
 @pytest.mark.parametrize("tamper", [shift, swap, bias])
@@ -152,9 +152,9 @@ def test_engines_are_compared_with_each_other(runs, sample):
 
 
 def test_a_coarser_head_is_judged_as_such(runs, sample):
-    def vllm(head_dtype: str, **more: object) -> EngineRun:
+    def vllm(head_dtype: str, **more: object) -> Rescored:
         facts = {"engine": "vllm", "dtype": "bfloat16", "head_dtype": head_dtype, **more}
-        return EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | facts)
+        return Rescored(runs["bfloat16"].scores, runs["bfloat16"].engine | facts)
 
     ran = {"declared": "int8", "ran": "quantized"}
     engines = {
@@ -178,7 +178,7 @@ def test_the_average_is_the_protocols(demo):
     scores = concatenate(list(engine.score(plan, engine.schedule(plan))))
     other = replace(scores, logprob=scores.logprob - scores.window)
     facts = engine.describe()
-    result = compare(plan, EngineRun(scores, facts), {"other": EngineRun(other, facts)})["engines"][
+    result = compare(plan, Rescored(scores, facts), {"other": Rescored(other, facts)})["engines"][
         "other"
     ]
     assert plan.counts.tolist() == [63, 24, 24]
@@ -187,13 +187,13 @@ def test_the_average_is_the_protocols(demo):
 
 
 def test_another_vocabulary_is_no_comparison(runs, sample):
-    other = EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | {"vocabulary": 1000})
+    other = Rescored(runs["bfloat16"].scores, runs["bfloat16"].engine | {"vocabulary": 1000})
     with pytest.raises(InvalidMeasurement, match="vllm: its softmax ran over 1000 entries"):
         compare(sample, runs["float32"], {"vllm": other})
 
 
 def test_an_unknown_dtype_is_not_judged(runs, sample):
-    other = EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | {"dtype": "float8"})
+    other = Rescored(runs["bfloat16"].scores, runs["bfloat16"].engine | {"dtype": "float8"})
     with pytest.raises(EngineError, match="computes in float8"):
         compare(sample, runs["float32"], {"torch": other})
 

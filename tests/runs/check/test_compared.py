@@ -7,8 +7,7 @@ import pytest
 
 from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.folders.store import read_record, read_scores
-from scoremode.runs.check.second_run import Again
-from scoremode.runs.rescore.compare import compare_again
+from scoremode.runs.check.second_run import SecondRun, compare_again
 
 
 @pytest.fixture
@@ -19,7 +18,9 @@ def compared(published):
 
     def work(changed, now=None):
         findings, engine = Findings(), record["identity"]["engine"] | (now or {})
-        value = compare_again(record, scores, None, Again(changed(scores), engine, None), findings)
+        value = compare_again(
+            record, scores, None, SecondRun(changed(scores), engine, None), findings
+        )
         return value, {f.name: (f.status, f.words) for f in findings.found}
 
     return work
@@ -101,7 +102,7 @@ def test_scales_that_a_second_run_is_given_are_compared_without_where_they_are_f
     for k, status in ((0.5, "held"), (0.6, "wrong")):
         given = cache | {"scales": {"source": "a record's", "k": [[k]], "v": [[0.25]]}}
         findings, engine = Findings(), record["identity"]["engine"]
-        again = Again(scores, engine, None, {"kv_cache": given})
+        again = SecondRun(scores, engine, None, {"kv_cache": given})
         compare_again(record, scores, None, again, findings)
         assert {f.name: f.status for f in findings.found} == {"engine": status, "scores": "held"}
     listed = not_checked(record, ["engine", "scores"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches, rows_of
+from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol
 
@@ -52,14 +52,6 @@ def test_batches_and_rows_are_those_of_the_run(tokens, length, pass_, batch, sha
             assert np.array_equal(part.plan[w].targets, plan[int(whole)].targets)
     again = drawn_windows(plan, batches, share, seed)
     assert [p.windows.tolist() for p in again] == [p.windows.tolist() for p in drawn]
-
-
-def test_rows_are_found_by_their_windows(published):
-    from scoremode.results.folders.store import read_scores
-
-    scores = read_scores(published.ppl)
-    rows = rows_of(scores, np.array([3, 1]))
-    assert set(scores.window[rows].tolist()) == {1, 3} and (np.diff(rows) > 0).all()
 
 
 @pytest.mark.parametrize(("sizes", "is_exact"), [([2] * 6, True), ([3, 3, 1, 2, 3, 1], False)])

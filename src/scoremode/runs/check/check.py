@@ -199,8 +199,7 @@ def _again(
     if words := _no_options(record):
         findings.unchecked(part, name, f"not made: {words}")
         return None
-    from scoremode.runs.check.second_run import options_of, score_again
-    from scoremode.runs.rescore.compare import compare_again
+    from scoremode.runs.check.second_run import compare_again, options_of, score_again
     from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
 
     assert rerun.seed is not None

@@ -7,9 +7,9 @@ size r on the logits change KL(p‖q) by Σ (q - p) δ, which Pinsker's inequali
 by less than r² in second order.)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +19,16 @@ from scoremode.engines.base import Engine, Extras
 from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
+from scoremode.results.audit.findings import FOLLOWING, Findings
+from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import versions
-from scoremode.results.scores import Scores, check, concatenate
+from scoremode.results.scores import Scores, concatenate
+from scoremode.results.statistics.agreement import LIMITS, Difference
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.models import reopened
-from scoremode.runs.rescore.sampling import Drawn
+from scoremode.runs.rescore.compare import MEASURED, differing_columns, judged
+from scoremode.runs.rescore.rescore import rescore
+from scoremode.runs.rescore.sampling import Sample
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +39,24 @@ if TYPE_CHECKING:
     from scoremode.head.project import Logits
     from scoremode.reference.base import Reference, Span
 
-__all__ = ["Again", "differing_conditions", "differing_options", "options_of", "score_again"]
+__all__ = [
+    "SecondRun",
+    "compare_again",
+    "differing_conditions",
+    "options_of",
+    "score_again",
+]
 
 # Of the versions that a record has, those that compute.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")
+_PART = "second run"
+# Those that no limit of rounding is known for.
+_UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
+             "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Again:
+class SecondRun:
     """A second run of some windows.
 
     - `scores`: by the whole plan's windows, in its order; `engine`: `Engine.identity` of now;
@@ -81,14 +96,14 @@ def options_of(
 
 def score_again(
     record: Mapping[str, Any],
-    drawn: Sequence[Drawn],
+    drawn: Sequence[Sample],
     model: str,
     sources: Sources,
     options: TorchOptions,
     *,
     full: bool,
     progress: Callable[[float, int], None],
-) -> Again:
+) -> SecondRun:
     """Scores the windows of `drawn` by the model, and compares with the base where it can be reached.
 
     Raises Unreachable for options that this model can't have, ScoremodeError.
@@ -122,7 +137,7 @@ def score_again(
     joined = concatenate(parts)
     order = np.lexsort((joined.position, joined.window))
     columns = {name: column[order] for name, column in joined.columns().items()}
-    return Again(Scores.from_columns(columns), identity, without, described, of_base)
+    return SecondRun(Scores.from_columns(columns), identity, without, described, of_base)
 
 
 def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
@@ -131,7 +146,7 @@ def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -
     here, there = engine["device"], then.get("device") or {}
     words = [f"device {name} {there.get(name)} then, {here[name]} now"
              for name in ("type", "name", "threads") if there.get(name) != here[name]]  # fmt: skip
-    words += differing_options(then, engine)
+    words += _differing_options(then, engine)
     own, theirs = versions(), record.get("versions", {})
     return words + [
         f"{name} {theirs.get(name)} then, {own[name]} now"
@@ -140,7 +155,7 @@ def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -
     ]
 
 
-def differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The same of an engine's own settings, whatever machine it runs on."""
     return [
         f"{name} {then.get(name)} then, {here} now"
@@ -157,7 +172,7 @@ def _device_like(engine: Mapping[str, Any]) -> str | None:
     return "cpu"
 
 
-def _check_ids(engine: Engine, drawn: Sequence[Drawn], model: str) -> None:
+def _check_ids(engine: Engine, drawn: Sequence[Sample], model: str) -> None:
     largest = max(int(part.plan.tokens.max()) for part in drawn)
     if largest >= engine.vocabulary:
         raise UsageError(
@@ -168,7 +183,7 @@ def _check_ids(engine: Engine, drawn: Sequence[Drawn], model: str) -> None:
 
 def _scored(
     engine: Engine,
-    part: Drawn,
+    part: Sample,
     base: "_Base | None",
     full: bool,
     progress: Callable[[float], None],
@@ -177,10 +192,7 @@ def _scored(
     extras = Extras()
     if base is not None:
         extras = Extras(base.reference(part, schedule.pass_windows, progress), full)
-    parts: Iterator[Scores] = engine.score(part.plan, schedule, progress=progress, extras=extras)
-    scores = concatenate(list(parts))
-    check(scores, part.plan, range(len(part.plan)))
-    return scores
+    return rescore(engine, part.plan, schedule, extras=extras, progress=progress).scores
 
 
 class _Base:
@@ -192,13 +204,13 @@ class _Base:
     def __init__(self, engine: "BaseEngine | None", stored: "Reference | None"):
         self._engine, self._stored = engine, stored
 
-    def beside(self, options: TorchOptions, drawn: Sequence[Drawn]) -> TorchOptions:
+    def beside(self, options: TorchOptions, drawn: Sequence[Sample]) -> TorchOptions:
         if (engine := self._engine) is None:
             return options
         return options.sharing(lambda _: max(engine.held_bytes(part.plan) for part in drawn))
 
     def reference(
-        self, part: Drawn, pass_windows: int, progress: Callable[[float], None]
+        self, part: Sample, pass_windows: int, progress: Callable[[float], None]
     ) -> "Reference":
         if self._engine is None:
             assert self._stored is not None
@@ -217,7 +229,7 @@ class _Base:
             self._engine.close()
 
 
-def _in_order(stored: "Reference", part: Drawn) -> "Reference":
+def _in_order(stored: "Reference", part: Sample) -> "Reference":
     """A stored base by the rows of the run's plan, whose windows may have been drawn."""
     from scoremode.reference.ordered import OrderedReference
     from scoremode.reference.stored import StoredReference
@@ -230,7 +242,7 @@ def _in_order(stored: "Reference", part: Drawn) -> "Reference":
 class _Rows:
     """A stored reference, asked for rows of a part of its plan."""
 
-    def __init__(self, stored: "Reference", part: Drawn):
+    def __init__(self, stored: "Reference", part: Sample):
         self._stored, self._part = stored, part
         self.vocabulary, self.extra_sums = stored.vocabulary, stored.extra_sums
 
@@ -283,3 +295,149 @@ def _built(
         return build_engine(checkpoint, options, engine["vocabulary"], longest)
     except UsageError as error:
         raise Unreachable(str(error)) from None
+
+
+def compare_again(
+    record: Mapping[str, Any],
+    scores: Scores,
+    weights: np.ndarray | None,
+    again: SecondRun,
+    findings: Findings,
+) -> dict[str, Any]:
+    """Holds the second run against the windows of the first, and returns how they differ.
+
+    - `scores`: of the whole run; `weights`: float64 [N], what each of its targets counts.
+    """
+    ours = again.scores
+    rows = np.flatnonzero(np.isin(scores.window, ours.window))
+    theirs = Scores.from_columns({name: c[rows] for name, c in scores.columns().items()})
+    for name in ("window", "position", "target"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), f"another {name}"
+    counted = None if weights is None else weights[rows]
+    conditions = differing_conditions(record, again.engine)
+    _compare_engines(record, again, conditions, findings)
+    if again.without_base is not None:
+        findings.unchecked(_PART, "comparison with the base", again.without_base)
+    differing = differing_columns(ours, theirs)
+    length = record["protocol"]["context_length"]
+    found, verdict = judged(ours, again.engine, theirs, record["engine"], length, counted)
+    n = f"{len(ours):,} targets"
+    if not differing:
+        columns = ", ".join(name for name in ours.columns() if name in MEASURED)
+        findings.held(_PART, "scores", f"{n}, the same bits in {columns}")
+    elif not conditions:
+        findings.wrong(_PART, "scores", _unlike(found, differing, n))
+    else:
+        changed = f" (not expected to be the same bits: {'; '.join(conditions)})"
+        words = (
+            f"{n}: {verdict.words}; PPL over these windows ×{found.ppl_ratio.value:.7f}{changed}"
+        )
+        findings.judge(_PART, "scores", [] if verdict.agrees else [words], words)
+        _judge_base(record, ours, theirs, counted, n, changed, findings)
+        _judge_kld(ours, theirs, counted, found, findings)
+        if rest := [name for name in differing if name in _UNJUDGED]:
+            words = f"{', '.join(rest)}: how far rounding may move them isn't known"
+            findings.unchecked(_PART, "further columns", words)
+    moved = found.ppl_ratio.value - 1
+    return {
+        "targets": len(ours),
+        "same_bits": not differing,
+        "differing_columns": differing,
+        "conditions": conditions,
+        "ppl_moved": moved,
+        "difference": found.to_json(),
+    }
+
+
+def _compare_engines(
+    record: Mapping[str, Any], again: SecondRun, conditions: Sequence[str], findings: Findings
+) -> None:
+    """Holds what a record says of its engine, and of a base's that ran beside, against the second run,
+    where that ran on the same device with the same versions: anywhere else it may differ."""
+    said = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    if said["engine"] == "vllm" or set(conditions) != set(_differing_options(said, again.engine)):
+        return
+    base = (record.get("reference") or {}).get("engine") or {}
+    for part, theirs, ours in (
+        ("engine", record["engine"], again.described),
+        ("reference.engine", base, again.base),
+    ):
+        both = [name for name in FOLLOWING if name in theirs and name in ours]
+        stored, made = ({n: _without_source(n, each[n]) for n in both} for each in (theirs, ours))
+        if made:
+            found = differences(part, stored, made, of="the second run's fields")
+            findings.judge(_PART, part, (d.words for d in found), f"{len(made)} fields")
+
+
+def _without_source(name: str, value: Any) -> Any:
+    """A fact of an engine, of a cache's static scales their values alone: the second run is given those
+    that the first one measured or read."""
+    scales = value.get("scales") if name == "kv_cache" and isinstance(value, Mapping) else None
+    if not isinstance(scales, Mapping):
+        return value
+    return {**value, "scales": {side: scales[side] for side in ("k", "v") if side in scales}}
+
+
+def _unlike(found: Difference, differing: Mapping[str, int], n: str) -> str:
+    """What differs where nothing should, and what it looks like."""
+    which = ", ".join(f"{name} in {count:,}" for name, count in differing.items())
+    words = (
+        f"differ in {which} of {n}, though device, versions and options are the record's: "
+        f"log-probabilities by {found.rms:.2g} nats (rms) and at most {abs(found.worst):.2g}, at "
+        f"position {found.worst_position} of window {found.worst_window}; PPL "
+        f"×{1 / found.ppl_ratio.value:.6f} in the record"
+    )
+    if found.shift:
+        words += "; they look shifted by one target"
+    elif found.correlation is not None and found.correlation < 0.9:
+        words += f"; they correlate by {found.correlation:.2f} alone, as another text's would"
+    elif found.rms > LIMITS["bfloat16"].rms:
+        words += "; no rounding explains that: another model's would differ so"
+    return words
+
+
+def _judge_base(
+    record: Mapping[str, Any],
+    ours: Scores,
+    theirs: Scores,
+    weights: np.ndarray | None,
+    n: str,
+    changed: str,
+    findings: Findings,
+) -> None:
+    """Judges the base's log-probabilities as the model's are judged."""
+    if ours.against is None or theirs.against is None:
+        return
+    one, other = (
+        replace(scores, logprob=against.base_logprob, top1=against.base_top1)
+        for scores, against in ((ours, ours.against), (theirs, theirs.against))
+    )
+    # A file of logits has no engine, and is what it was.
+    engine = record["reference"].get("engine") or {}
+    length = record["protocol"]["context_length"]
+    _, verdict = judged(one, engine, other, engine, length, weights)
+    words = f"{n}: {verdict.words}{changed}"
+    findings.judge(_PART, "base's log-probabilities", [] if verdict.agrees else [words], words)
+
+
+def _judge_kld(
+    ours: Scores,
+    theirs: Scores,
+    weights: np.ndarray | None,
+    found: Difference,
+    findings: Findings,
+) -> None:
+    """Judges how far the mean KLD moved by what the log-probabilities' difference can do to it."""
+    if ours.against is None or theirs.against is None:
+        return
+    own = float(np.average(ours.against.kld, weights=weights))
+    said = float(np.average(theirs.against.kld, weights=weights))
+    base = ours.against.base_logprob - theirs.against.base_logprob
+    rms = found.rms + float(np.sqrt((base**2).mean()))
+    limit = rms * np.sqrt(2 * max(own, said, 0.0)) + rms**2
+    both = f"{own:.6f} nats over these windows, {said:.6f} in the record"
+    words = f"{both}; rounding explains {limit:.2g}"
+    if abs(own - said) <= limit:
+        findings.held(_PART, "mean KLD", words)
+    else:
+        findings.wrong(_PART, "mean KLD", words)

@@ -7,6 +7,7 @@ changes a bit, the floor is 0: below resolution, and never a divisor.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,11 @@ from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
-from scoremode.results.scores import Scores, check, concatenate
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
-from scoremode.runs.rescore.rescore import Job, score_apart
+from scoremode.runs.rescore.rescore import Job, Rescored, rescore, rescore_apart
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -88,7 +88,7 @@ class NoiseFloor:
         for variant in self._variants:
             notify(f"noise floor: running the base again, {variant.words}")
             try:
-                found = self._section(variant, *self._score(variant, schedule))
+                found = self._section(variant, self._rescored(variant, schedule))
             # The measurement itself is none the worse for it, and can be resumed without.
             except InvalidMeasurement as error:
                 raise EngineError(f"noise floor, {variant.words}: {error}") from None
@@ -96,7 +96,7 @@ class NoiseFloor:
                 break
         return found
 
-    def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
+    def _rescored(self, variant: _Variant, schedule: Schedule) -> Rescored:
         plan = self._planned.plan
         if variant.change == "engine" or not variant.options.runs_beside:
             reference = self._baseline.reference(plan, schedule, None)
@@ -109,41 +109,28 @@ class NoiseFloor:
                 self._planned,
                 reference.path,
             )
-            run = score_apart("noise floor", job)
-            scores, engine = run.scores, run.engine
-        else:
-            if self._ranks is not None:
-                self._ranks.tell(ScoreVariant(self._variants.index(variant)))
-            made = self._engine(variant)
-            try:
-                extras = Extras(self._baseline.reference(plan, schedule, None))
-                scores = concatenate(list(made.score(plan, schedule, extras=extras)))
-                engine = made.describe()
-            finally:
-                made.close()
-        check(scores, plan, range(len(plan)))
-        return scores, engine
+            return rescore_apart("noise floor", job)
+        if self._ranks is not None:
+            self._ranks.tell(ScoreVariant(self._variants.index(variant)))
+        with closing(self._engine(variant)) as engine:
+            extras = Extras(self._baseline.reference(plan, schedule, None))
+            return rescore(engine, plan, schedule, extras=extras)
 
     def follow(self, number: int) -> None:
         """Runs a variant's share on the ranks but the first; the first one begins that run."""
         assert self._ranks is not None
-        made = self._engine(self._variants[number])
-        plan, command = self._planned.plan, self._ranks.command()
-        assert isinstance(command, ScorePasses), command
-        extras = Extras(self._baseline.reference(plan, command.schedule, None))
-        try:
-            list(made.score(plan, command.schedule, extras=extras))
-        finally:
-            made.close()
+        with closing(self._engine(self._variants[number])) as engine:
+            plan, command = self._planned.plan, self._ranks.command()
+            assert isinstance(command, ScorePasses), command
+            extras = Extras(self._baseline.reference(plan, command.schedule, None))
+            list(engine.score(plan, command.schedule, extras=extras))
 
     def _engine(self, variant: _Variant) -> Engine:
         make = engine_factory(variant.options, self._planned, lambda _: None, self._ranks)
         return make(self._checkpoint, self._planned.vocabulary)
 
-    def _section(
-        self, variant: _Variant, scores: Scores, engine: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        plan = self._planned.plan
+    def _section(self, variant: _Variant, rescored: Rescored) -> dict[str, Any]:
+        plan, scores = self._planned.plan, rescored.scores
         weights, block = plan.weights(), plan.protocol.context_length
         assert block is not None
         extras: dict[str, np.ndarray] = {}
@@ -160,7 +147,7 @@ class NoiseFloor:
             **metrics,
             "distribution": made["distribution"]["kld"],
             "resolves": metrics["kld"]["value"] > 0,
-            "engine": {name: engine[name] for name in names},
+            "engine": {name: rescored.engine[name] for name in names},
         }
 
 

@@ -1,22 +1,47 @@
-"""Runs one engine over a whole plan: made from its options, and run in a process of its own."""
+"""Windows scored again, by an engine of this process or in a process of its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.base import Extras, Options
+from scoremode.engines.base import Engine, Extras, Options, Progress, Schedule
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.lib.processes import run_apart
-from scoremode.results.scores import Scores, concatenate
+from scoremode.results.scores import Scores, check, concatenate
 from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
+from scoremode.text.plan import Plan
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["Job", "Rescored", "rescore", "rescore_apart"]
 
-__all__ = ["EngineRun", "Job", "score_apart"]
+
+@dataclass(frozen=True, eq=False)
+class Rescored:
+    """Scores of all windows of a plan, and `Engine.describe` of what scored them."""
+
+    scores: Scores
+    engine: dict[str, Any]
+
+
+def rescore(
+    engine: Engine,
+    plan: Plan,
+    schedule: Schedule | None = None,
+    *,
+    extras: Extras | None = None,
+    progress: Progress | None = None,
+) -> Rescored:
+    """Scores all windows of a plan by an engine, in its own schedule where none is given.
+
+    Raises InvalidMeasurement for scores that contradict the plan or themselves.
+    """
+    schedule = schedule or engine.schedule(plan)
+    parts = engine.score(plan, schedule, progress=progress, extras=extras or Extras())
+    scores = concatenate(list(parts))
+    check(scores, plan, range(len(plan)))
+    return Rescored(scores, engine.describe())
 
 
 @dataclass(frozen=True)
@@ -34,27 +59,19 @@ class Job:
     reference: Path | None = None
 
 
-@dataclass(frozen=True)
-class EngineRun:
-    """The answer of one engine's process: Scores of all windows, and `Engine.describe`."""
-
-    scores: Scores
-    engine: dict[str, Any]
-
-
-def score_apart(
+def rescore_apart(
     label: str, job: Job, *, receive: Callable[[tuple[str, Any]], None] = lambda _: None
-) -> EngineRun:
+) -> Rescored:
     """Runs the job in a process of its own: a model may fill the memory, and vLLM keeps process-wide
     state.
 
     `receive`: gets ("progress", window tokens done), ("notify", a line for the user) and ("stage", the
     one that begins). Raises ScoremodeError with `label` in front.
     """
-    return run_apart(label, _score, job, receive=receive)
+    return run_apart(label, _rescore, job, receive=receive)
 
 
-def _score(send: Callable[[Any], None], job: Job) -> EngineRun:
+def _rescore(send: Callable[[Any], None], job: Job) -> Rescored:
     """Runs, in the child, one engine over all windows of the job's plan."""
     checkpoint = open_checkpoint(job.model, job.revision, code=job.options.trust_remote_code)
     if checkpoint.fingerprint != job.fingerprint:
@@ -77,14 +94,10 @@ def _score(send: Callable[[Any], None], job: Job) -> EngineRun:
             extras = Extras(StoredReference(job.reference))
         send(("stage", "score"))
         send(("progress", 0.0))
-        parts = engine.score(
-            plan,
-            engine.schedule(plan),
-            progress=lambda tokens: send(("progress", tokens)),
-            extras=extras,
+        rescored = rescore(
+            engine, plan, extras=extras, progress=lambda tokens: send(("progress", tokens))
         )
-        scores = concatenate(list(parts))
         checkpoint.check_unchanged()
-        return EngineRun(scores, engine.describe())
+        return rescored
     finally:
         engine.close()

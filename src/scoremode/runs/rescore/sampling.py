@@ -17,11 +17,11 @@ from scoremode.engines.base import Schedule
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
-__all__ = ["Drawn", "drawn_windows", "found_probability", "micro_batches", "rows_of"]
+__all__ = ["Sample", "drawn_windows", "found_probability", "micro_batches"]
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class Sample:
     """Some windows of a plan, in micro-batches of one size.
 
     - `windows` int64 [W]: which of the whole plan's; `plan`: those alone.
@@ -86,7 +86,7 @@ def drawn_windows(
     seed: int,
     chunk_tokens: int | None = None,
     row_tokens: int | None = None,
-) -> list[Drawn]:
+) -> list[Sample]:
     """Micro-batches drawn until they hold that share of a plan's windows, by their size.
 
     The same `seed` draws the same ones. `chunk_tokens`, `row_tokens`: of the run's schedule.
@@ -105,7 +105,7 @@ def drawn_windows(
         # No looks of its own: a micro-batch stays what it was.
         part = replace(plan.windows_at(windows), protocol=plan.protocol.whole())
         offsets = plan.offsets[windows]
-        result.append(Drawn(windows, part, size, offsets, chunk_tokens, row_tokens))
+        result.append(Sample(windows, part, size, offsets, chunk_tokens, row_tokens))
     return result
 
 
@@ -123,8 +123,3 @@ def found_probability(batches: Sequence[range], share: float, windows: int) -> f
     )
     every = len(batches)
     return 1 - math.comb(every - changed, drawn) / math.comb(every, drawn)
-
-
-def rows_of(scores: Scores, windows: NDArray[np.integer]) -> NDArray[np.int64]:
-    """int64: the rows of Scores that are of those windows."""
-    return np.flatnonzero(np.isin(scores.window, windows))

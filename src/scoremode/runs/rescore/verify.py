@@ -25,13 +25,10 @@ from scoremode.errors import (
     UsageError,
 )
 from scoremode.results.record.sections import now, versions
-from scoremode.results.scores import check
 from scoremode.results.statistics.agreement import (
     LIMITS,
     MIN_TARGETS,
-    Difference,
     difference,
-    judge,
     logits_of,
 )
 from scoremode.results.statistics.blocks import Places
@@ -39,7 +36,8 @@ from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress
-from scoremode.runs.rescore.rescore import EngineRun, Job, score_apart
+from scoremode.runs.rescore.compare import judged
+from scoremode.runs.rescore.rescore import Job, Rescored, rescore_apart
 from scoremode.startup.clock import Tell
 from scoremode.startup.warmup import check_installation
 from scoremode.text.corpus import Corpus
@@ -122,7 +120,7 @@ def verify(
     total = int(sample.lengths.sum())
     drawn = replace(planned, plan=sample)
 
-    def run(label: str, options: Options) -> EngineRun:
+    def run(label: str, options: Options) -> Rescored:
         shown = "the reference" if label == _REFERENCE else label
 
         def receive(message: tuple[str, Any]) -> None:
@@ -136,12 +134,7 @@ def verify(
 
         tell("start", shown)
         job = Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
-        done = score_apart(label, job, receive=receive)
-        try:
-            check(done.scores, sample, range(len(sample)))
-        except InvalidMeasurement as error:
-            raise InvalidMeasurement(f"{label}: {error}") from None
-        return done
+        return rescore_apart(label, job, receive=receive)
 
     try:
         reference = run(_REFERENCE, request.reference)
@@ -163,7 +156,7 @@ def verify(
     }
 
 
-def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -> dict[str, Any]:
+def compare(sample: Plan, reference: Rescored, runs: Mapping[str, Rescored]) -> dict[str, Any]:
     """Every run against the reference and against those before it, with a verdict each.
 
     All must have the Scores of `sample`. Raises InvalidMeasurement where a softmax ran over another
@@ -177,13 +170,10 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
     conversation = None if sample.conversation is None else sample.conversation[window]
     places = Places(reference.scores.index, conversation)
 
-    def metrics(run: EngineRun) -> dict[str, Any]:
+    def metrics(run: Rescored) -> dict[str, Any]:
         length = places.shortest(block)
         found = perplexity(run.scores, length, weights, places.numbered)
         return {name: metric.to_json() for name, metric in found.items()}
-
-    def differing(run: EngineRun, other: EngineRun) -> Difference:
-        return difference(run.scores, other.scores, block, weights, places)
 
     engines: dict[str, Any] = {}
     for name, run in runs.items():
@@ -192,13 +182,16 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
             raise InvalidMeasurement(
                 f"{name}: its softmax ran over {entries} entries, the reference's over {wanted}"
             )
-        found, dtypes, ran = differing(run, reference), _rounding(run.engine), _ran(run)
+        dtypes, base = _rounding(run.engine), reference.engine
+        found, verdict = judged(
+            run.scores, run.engine, reference.scores, base, block, weights, places
+        )
         engines[name] = {
             "engine": run.engine,
             **dtypes,
             "metrics": metrics(run),
             "difference": found.to_json(),
-            "verdict": judge(found, **dtypes, activations=ran, reference=_ran(reference)).to_json(),
+            "verdict": verdict.to_json(),
             # Then the difference is 0, and proves that the engine repeats itself, no more.
             "is_reference": run.engine["engine"] == "torch"
             and dtypes == _rounding(reference.engine),
@@ -208,7 +201,9 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
         {
             "engine": name,
             "other": other,
-            "difference": differing(runs[name], runs[other]).to_json(),
+            "difference": difference(
+                runs[name].scores, runs[other].scores, block, weights, places
+            ).to_json(),
         }
         for i, name in enumerate(names)
         for other in names[:i]
@@ -224,11 +219,6 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
         "between": between,
         "agree": all(e["verdict"]["agrees"] for e in engines.values()),
     }
-
-
-def _ran(run: EngineRun) -> str | None:
-    """Returns what became of activations that the model declares quantized."""
-    return (run.engine.get("activations") or {}).get("ran")
 
 
 def _rounding(engine: Mapping[str, Any]) -> dict[str, str]:
