@@ -75,8 +75,8 @@ class RunContext:
 
 
 def identity_of(context: RunContext) -> dict[str, Any]:
-    """All that two runs must share to be one, checked field by field before one goes on; and all ranks
-    of one run."""
+    """Facts that two runs must share to be one, checked field by field before one goes on; and that all
+    ranks of a run must share."""
     request = context.request
     identity: dict[str, Any] = {
         "checkpoint": context.checkpoint.fingerprint,

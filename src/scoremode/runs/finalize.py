@@ -157,8 +157,8 @@ def shard_sections(
     table_made: Task[TokenTable],
     targets: int,
 ) -> dict[str, Any]:
-    """The same of a shard, whose `parts` are so many `targets` of the plan's: no number of it is the
-    text's, and none is made."""
+    """Merges a shard's `parts`, which are so many `targets` of the plan's. None of its numbers would be
+    the text's, so none is made."""
     return _written(context, plan, folder, parts, table_made, targets)[0]
 
 

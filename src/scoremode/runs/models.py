@@ -160,7 +160,7 @@ def reopened(
 
 
 def mixture_section(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a record's section `checkpoint` has of a mixture alone."""
+    """The part of a record's section `checkpoint` that only mixtures have."""
     return {"mixture": checkpoint.mixture_json()} if isinstance(checkpoint, Mixture) else {}
 
 
@@ -195,7 +195,7 @@ class InMemory:
         return str(self._checkpoint.path)
 
     def request(self, asked: Request) -> Request:
-        """The same request, of the module. Raises UsageError."""
+        """Asks the same of the module. Raises UsageError."""
         assert isinstance(asked.options, TorchOptions)
         if asked.noise_floor is not None:
             raise UsageError("noise_floor: runs a base from its files, and takes a model's folder")

@@ -42,10 +42,10 @@ Watch = Callable[[Mapping[str, Estimate]], None]
 
 
 class Judge(Protocol):
-    """Whoever asked for log-likelihoods, and makes metrics of them."""
+    """Makes metrics of the log-likelihoods that it asked for."""
 
     def identity(self) -> dict[str, Any]:
-        """What another run must share to be judged as this one is."""
+        """Facts that another run must share to be judged as this one is."""
         ...
 
     def section(

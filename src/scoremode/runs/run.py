@@ -121,7 +121,7 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
 
 
 def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, Any]:
-    """All that is known before a pass is scored."""
+    """The record as far as it is known before a pass is scored."""
     # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
     from scoremode.schemes.summary import stored_summary
 

@@ -28,7 +28,7 @@ class Share:
 
     @property
     def windows(self) -> range:
-        """All its windows, which are neighbours."""
+        """The share's windows, which are neighbours."""
         return range(self.passes[0].start, self.passes[-1].stop)
 
 

@@ -171,7 +171,7 @@ def _choosable(found: Sequence[Attributed]) -> list[_Choosable]:
 
 
 def _stored(unit: Unit, names: Iterable[str]) -> tuple[_Whole, _Whole]:
-    """Those modules of a part in the quant, and in the base."""
+    """Modules of one part, in the quant and in the base."""
     stored = [unit.stored[name] for name in names]
     wholes = []
     for side, of_layer in enumerate((unit.sources, unit.base_sources)):
@@ -189,7 +189,7 @@ def _stored(unit: Unit, names: Iterable[str]) -> tuple[_Whole, _Whole]:
 def _swaps(
     request: Request, models: Sequence[str], parts: Sequence[_Choosable], chosen: Sequence[int]
 ) -> tuple[Swap, ...]:
-    """What makes the choice of the first quant: one pattern for each checkpoint taken from."""
+    """Swaps that turn the first quant into the chosen mixture: a pattern for each other checkpoint."""
     assert request.reference is not None
     sources = [request.reference, *models]
     swaps = []

@@ -233,7 +233,8 @@ def _again(
 
 
 def _no_options(record: Mapping[str, Any]) -> str | None:
-    """What an engine can't have as its options, of the model's and of a base's that ran beside it."""
+    """Options in a record that no engine takes, in words; None where there are none. They are of the
+    model's engine, and of a base's that ran beside it."""
     base = record.get("reference") or {}
     engines = {"engine": record["engine"]}
     if base.get("kind") == "model" and "engine" in base:

@@ -213,7 +213,7 @@ def _audit_ends(
 
 
 def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[str]:
-    """Where the run's tokenizer lies, and its model where that is another place."""
+    """Places of the run's tokenizer, and of its model where that is another."""
     seen = set()
     checkpoint = record.get("checkpoint")
     for find in (

@@ -271,7 +271,7 @@ def _audit_stored(
 def _audit_replay(
     said: Mapping[str, Any], apart: np.ndarray, window: np.ndarray, findings: Findings
 ) -> None:
-    """What a run found when it replayed its base: of all rows, or of those since it was resumed.
+    """Audits what the record says of the base's replay: of all rows, or of those since it was resumed.
 
     - `apart`: the scores' base less the base's own log-probabilities, float64 [N]; `window`: of each.
     """

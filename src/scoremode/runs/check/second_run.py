@@ -141,7 +141,7 @@ def score_again(
 
 
 def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
-    """What is not as it was when the record was made, of all that can move a score; in words."""
+    """Conditions that can move a score and have changed since the record was made, in words."""
     then = {**record["engine"], **record.get("identity", {}).get("engine", {})}
     here, there = engine["device"], then.get("device") or {}
     words = [f"device {name} {there.get(name)} then, {here[name]} now"
@@ -156,7 +156,7 @@ def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -
 
 
 def _differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The same of an engine's own settings, whatever machine it runs on."""
+    """Settings of an engine that have changed, whatever machine it runs on, in words."""
     return [
         f"{name} {then.get(name)} then, {here} now"
         for name, here in now.items()
@@ -221,7 +221,7 @@ class _Base:
         return ModelReference(self._engine, part.plan, schedule, progress)
 
     def describe(self) -> dict[str, Any]:
-        """What the engine says of itself, where there is one."""
+        """Describes the engine, where there is one."""
         return {} if self._engine is None else self._engine.describe()
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class _Rows:
         return self._stored.logits(self._in_whole(spans), device, tile)
 
     def _in_whole(self, spans: "Sequence[Span]") -> "list[Span]":
-        """The same rows in the whole plan: a micro-batch's windows follow one another there, too."""
+        """Maps rows of the part to the whole plan's, where a micro-batch's windows are neighbours, too."""
         begins = [self._part.in_whole(begin) for begin, _ in spans]
         return [(at, at + end - begin) for at, (begin, end) in zip(begins, spans, strict=True)]
 
@@ -379,7 +379,7 @@ def _without_source(name: str, value: Any) -> Any:
 
 
 def _unlike(found: Difference, differing: Mapping[str, int], n: str) -> str:
-    """What differs where nothing should, and what it looks like."""
+    """Tells what differs where nothing should, and what it looks like."""
     which = ", ".join(f"{name} in {count:,}" for name, count in differing.items())
     words = (
         f"differ in {which} of {n}, though device, versions and options are the record's: "

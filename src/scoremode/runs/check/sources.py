@@ -44,7 +44,7 @@ class Sources:
     directory: str | None = None
 
     def at(self, place: str) -> str:
-        """Where a place that the record names would lie: relative to its directory, if it has one."""
+        """Resolves a place that the record names: relative to its directory, if it has one."""
         is_there = self.directory in (None, str(Path.cwd()))
         return place if is_there else str(Path(str(self.directory)) / place)
 

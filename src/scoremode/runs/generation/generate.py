@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Engine(Protocol):
-    """How a sampler is made: `TorchSampling`, `VllmSampling`."""
+    """Options that make a sampler: `TorchSampling`, `VllmSampling`."""
 
     def identity(self, checkpoint: Checkpoint) -> dict[str, Any]: ...
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """What is to be generated.
+    """A request for generated conversations.
 
     - `samples`: replies to each prompt; `seed`: of all draws.
     - `template`: a file in place of the model's own; `arguments` and `date` for it.
@@ -249,7 +249,7 @@ def _replying(wanted: Generation) -> Replying:
 
 
 def _asked(wanted: Generation, replying: Replying, checkpoint: Checkpoint) -> list[Asked]:
-    """All that is asked for, a prompt's samples one behind the other.
+    """Lists the replies that are asked for, a prompt's samples one behind the other.
 
     Raises CorpusError where a prompt leaves no room for its reply.
     """
@@ -267,7 +267,7 @@ def _asked(wanted: Generation, replying: Replying, checkpoint: Checkpoint) -> li
 
 
 def _identity(wanted: Generation, checkpoint: Checkpoint, replying: Replying) -> dict[str, Any]:
-    """All that two commands must share to write the same file."""
+    """Facts that two commands must share to write the same file."""
     # What it refuses, it refuses before all bytes are read.
     engine = wanted.engine.identity(checkpoint)
     return {

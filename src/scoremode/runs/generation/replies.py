@@ -52,7 +52,7 @@ _MOST_BYTES = 4
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model replies to: `messages`, and `tools` it may call, None without; `row`: the other
+    """A chat for a model to reply to: `messages`, and `tools` it may call, None without; `row`: the other
     fields of its row. `where` names it in errors."""
 
     where: str
@@ -183,7 +183,7 @@ def _prompt(row: Any, where: str) -> tuple[Prompt, bool]:
 
 @dataclass(frozen=True)
 class Replying:
-    """What turns prompts into ids, and ids into rows; `ends`: ids of tokens that end a turn."""
+    """Turns prompts into ids, and ids into rows; `ends`: ids of tokens that end a turn."""
 
     tokenizer: Tokenizer
     template: ChatTemplate

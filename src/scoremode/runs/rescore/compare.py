@@ -1,4 +1,4 @@
-"""How two scorings of the same windows differ, and whether rounding explains it."""
+"""The difference of two scorings of the same windows, and a verdict on whether rounding explains it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -95,7 +95,7 @@ def folder_of_base(
 
 
 def options_of(request: Request) -> dict[str, Any]:
-    """All that a request says beside model, text, protocol and base that may move a score."""
+    """Options of a request that may move a score, beside model, text, protocol and base."""
     options: Any = request.options
     return {
         "engine": type(options).__name__,
@@ -108,7 +108,7 @@ def options_of(request: Request) -> dict[str, Any]:
 
 
 def head_of(engine: Engine) -> str:
-    """Where a reference's head is kept: left in the checkpoint if it lies there as it is used."""
+    """The place to keep a reference's head in: it stays in the checkpoint if it lies there as it is used."""
     head = engine.head_tensors()
     is_stored = head.weight is not None and (head.head.bias is None or head.bias is not None)
     return "checkpoint" if is_stored else "stored"

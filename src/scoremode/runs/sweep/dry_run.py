@@ -103,7 +103,7 @@ def _rows(
 
 
 def _undecodable(checkpoint: Checkpoint) -> str | None:
-    """Why the weights can't be decoded, by their headers; None where they can."""
+    """The reason why weights with these headers can't be decoded; None where they can."""
     try:
         refusals = summarize(checkpoint).refusals
     except ScoremodeError as error:

@@ -239,7 +239,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sweep: its manifest, and the runs of its entries, None where there is none."""
+    """The result of a sweep: its manifest, and the runs of its entries, None where there is none."""
 
     folder: Path
     manifest: Manifest

@@ -38,7 +38,7 @@ Finish = Callable[[], Result]
 
 @dataclass(frozen=True)
 class Stage:
-    """Who is told what goes on: `begin` gets each stage and `name`, the model it is of."""
+    """Receivers of a sweep's progress: `begin` gets each stage and `name`, the model it is of."""
 
     notify: Callable[[str], None]
     progress: TotalProgress | None
@@ -240,7 +240,8 @@ class ModelRuns:
     def _scored(
         self, number: int, checkpoint: Checkpoint, planned: PlannedText
     ) -> tuple[Finish, str]:
-        """What makes the result of one run, all its passes scored, and the sha256 of what it is of."""
+        """Scores all passes of a run. Returns a call that makes its result, and the sha256 by which a
+        later call finds it."""
         request, clock = self._requests[number], StageClock(tell=self._stage.tell)
         for note in planned.notes:
             self._stage.notify(note)
