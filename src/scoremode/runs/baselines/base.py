@@ -390,8 +390,8 @@ class LlamaCppBaseline:
 
 def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, Any]:
     """Facts of a file for the record; of its `contents` the hash and how coarse it is: an entry is off
-    by up to half a step, and what would lie deeper than the reach below a row's largest entry was raised
-    to it."""
+    by up to half a step, and what would lie deeper than the reach below a row's largest entry was
+    raised to it."""
     facts: dict[str, Any] = {
         "fingerprint": file.fingerprint,
         "n_ctx": file.n_ctx,

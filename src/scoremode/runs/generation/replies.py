@@ -52,8 +52,8 @@ _MOST_BYTES = 4
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat for a model to reply to: `messages`, and `tools` it may call, None without; `row`: the other
-    fields of its row. `where` names it in errors."""
+    """A chat for a model to reply to: `messages`, and `tools` it may call, None without; `row`: the
+    other fields of its row. `where` names it in errors."""
 
     where: str
     messages: tuple[dict[str, Any], ...]

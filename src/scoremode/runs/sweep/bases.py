@@ -108,7 +108,7 @@ def options_of(request: Request) -> dict[str, Any]:
 
 
 def head_of(engine: Engine) -> str:
-    """The place to keep a reference's head in: it stays in the checkpoint if it lies there as it is used."""
+    """The place for a reference's head: it stays in the checkpoint if it lies there as it is used."""
     head = engine.head_tensors()
     is_stored = head.weight is not None and (head.head.bias is None or head.bias is not None)
     return "checkpoint" if is_stored else "stored"
