@@ -255,7 +255,7 @@ class _Rows:
         return self._stored.logits(self._in_whole(spans), device, tile)
 
     def _in_whole(self, spans: "Sequence[Span]") -> "list[Span]":
-        """Maps rows of the part to the whole plan's: a micro-batch's windows are neighbours there, too."""
+        """Maps rows to the whole plan's: a micro-batch's windows are neighbours there, too."""
         begins = [self._part.in_whole(begin) for begin, _ in spans]
         return [(at, at + end - begin) for at, (begin, end) in zip(begins, spans, strict=True)]
 
