@@ -33,16 +33,16 @@ from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.tokenizer import Tokenizer, difference
 
 __all__ = [
-    "auto_tokenizer_beside",
+    "auto_tokenizer_task",
     "check_texts",
     "finished_sections",
-    "overlap_beside",
+    "overlap_task",
     "shard_sections",
-    "table_beside",
+    "token_table_task",
 ]
 
 
-def auto_tokenizer_beside(context: RunContext) -> Task[dict[str, Any] | None]:
+def auto_tokenizer_task(context: RunContext) -> Task[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
     None for conversations and requests, which are many texts, for a tokenizer.json given by itself,
@@ -94,7 +94,7 @@ def _own_tokenizer(context: RunContext, text: str) -> str:
     return f"{given.source} reads this text as {file} does"
 
 
-def table_beside(tokenizer: Tokenizer) -> Task[TokenTable]:
+def token_table_task(tokenizer: Tokenizer) -> Task[TokenTable]:
     """The table of tokens, made while the scores are; Arrow, which writes them, is made ready first."""
 
     def work() -> TokenTable:
@@ -108,7 +108,7 @@ def table_beside(tokenizer: Tokenizer) -> Task[TokenTable]:
     return Task(work)
 
 
-def overlap_beside(context: RunContext) -> Task[Overlap | None]:
+def overlap_task(context: RunContext) -> Task[Overlap | None]:
     """The calibration text, looked for in the scored one while that is scored; None without one."""
 
     def work() -> Overlap | None:

@@ -20,12 +20,12 @@ from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.checks import open_shard
 from scoremode.runs.context import EngineFactory, RunContext, agree, identity_of
 from scoremode.runs.finalize import (
-    auto_tokenizer_beside,
+    auto_tokenizer_task,
     check_texts,
     finished_sections,
-    overlap_beside,
+    overlap_task,
     shard_sections,
-    table_beside,
+    token_table_task,
 )
 from scoremode.runs.models import mixture_section
 from scoremode.runs.passes import RunPasses
@@ -209,9 +209,9 @@ class ScoredRun:
 
     def __init__(self, context: RunContext, passes: RunPasses, close: Callable[[], None]):
         self._context, self._passes, self._close = context, passes, close
-        self._table = table_beside(context.planned.tokenizer)
-        self._theirs = auto_tokenizer_beside(context)
-        self._overlap = overlap_beside(context)
+        self._table = token_table_task(context.planned.tokenizer)
+        self._auto_tokenizer = auto_tokenizer_task(context)
+        self._overlap = overlap_task(context)
 
     def score(self, floor: "NoiseFloor | None", *, resumed: bool) -> None:
         """Scores all passes that are missing, and the noise floor where one is wanted."""
@@ -275,7 +275,7 @@ class ScoredRun:
         self._passes.folder.close()
         self._table.wait()
         # A thread must not be within an import when the interpreter ends.
-        self._theirs.wait()
+        self._auto_tokenizer.wait()
         self._overlap.wait()
 
     def _complete(self) -> None:
@@ -284,7 +284,7 @@ class ScoredRun:
         folder, record, is_shard = passes.folder, passes.record, context.request.shard is not None
         # What was scored of the plan where a rule ended the run; a shard is of all of it.
         plan = context.plan if is_shard else passes.plan
-        record["tokenizer"]["auto_tokenizer"] = self._theirs.result()
+        record["tokenizer"]["auto_tokenizer"] = self._auto_tokenizer.result()
         parts = passes.scores(plan)
         if is_shard:
             targets = record["shard"]["targets"]
