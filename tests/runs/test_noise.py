@@ -8,6 +8,7 @@ from support.run_requests import request
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
+from scoremode.results.folders.finished import load_run
 from scoremode.runs.measure import measure
 from scoremode.runs.rescore.noise import _variants
 
@@ -33,9 +34,10 @@ def test_a_base_in_llama_cpps_arithmetic_runs_again_in_that():
 
 class TestNoiseFloor:
     def test_by_attention(self, kept, quant, text, tmp_path):
-        floor = measure(
-            request(quant, text, tmp_path, reference=str(kept), noise_floor="auto")
-        ).record["noise_floor"]
+        result = measure(request(quant, text, tmp_path, reference=str(kept), noise_floor="auto"))
+        floor = result.record["noise_floor"]
+        # What `auto` came to is no contradiction of what was asked for.
+        assert load_run(result.folder)[0]["noise_floor"] == floor
         assert floor["change"] == "attention" and floor["engine"]["attention"] == "eager"
         assert floor["resolves"] and 0 < floor["kld"]["value"] < 1e-3
 

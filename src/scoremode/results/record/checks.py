@@ -269,7 +269,9 @@ def identity_pairs(
             # The windows that a rule ended a run after weren't known when it began.
             outside = "plan.planned.sha256"
         one, two = value_at(record, f"identity.{inside}"), value_at(record, outside)
-        if one is not None and two is not None:
+        # What changed is known when it has run.
+        is_left_open = inside == "noise_floor" and one == "auto"
+        if one is not None and two is not None and not is_left_open:
             yield (inside, one), (outside, two)
 
 
