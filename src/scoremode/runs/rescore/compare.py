@@ -14,7 +14,7 @@ from scoremode.results.statistics.agreement import (
     judge,
     logits_of,
 )
-from scoremode.results.statistics.places import Places
+from scoremode.results.statistics.blocks import Places
 
 __all__ = ["MEASURED", "differing_columns", "judged"]
 
