@@ -11,7 +11,7 @@ from scoremode.results.audit.findings import class_of
 from scoremode.results.folders.store import RECORD, seal_of
 from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.definition import SECTIONS
-from scoremode.results.record.shape import misfit, value_at
+from scoremode.results.record.section import misfit, value_at
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256
 
@@ -78,7 +78,7 @@ def edited(record: dict[str, Any], path: Path, scores: Scores) -> dict[str, Any]
         other = copy.deepcopy(record)
         _put(other, path, value)
         _follow(other, path)
-        if value == before or any(misfit(other[n], SECTIONS[n].shape) for n in other):
+        if value == before or any(n in SECTIONS and misfit(other[n], SECTIONS[n]) for n in other):
             continue
         _reseal(other, scores)
         return None if other == record else other

@@ -27,7 +27,7 @@ from scoremode.reference.states import HEADER_BYTES, begin_of_states, read_state
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import HEAD, RECORD, TOKENS
 from scoremode.results.record.checks import checked_record
-from scoremode.results.record.shape import misfit
+from scoremode.results.record.section import Section, misfit
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
@@ -38,6 +38,17 @@ __all__ = ["StoredReference", "is_run"]
 def is_run(path: Path) -> bool:
     """Tells whether `path` is a run's folder, which a reference is."""
     return (path / "record.json").is_file()
+
+
+class _Files(Section, kw_only=True):
+    files: dict[str, str]
+
+
+class _Proven(Section, kw_only=True):
+    """The sections by which a kept base is told from others."""
+
+    identity: dict[str, Any]
+    checkpoint: _Files
 
 
 class StoredReference:
@@ -66,7 +77,7 @@ class StoredReference:
                 f"{path}: is not finished (its status is {self.record.get('status')}): "
                 "scoremode reference --resume goes on with it"
             )
-        if found := misfit(self.record, {"identity": dict, "checkpoint": {"files": dict}}):
+        if found := misfit(self.record, _Proven):
             raise ReferenceUnusable(f"{path / 'record.json'}: {found}")
         self._states, self._head = kept["states"], kept["head"]
         self._check_names(kept)

@@ -54,7 +54,7 @@ def test_the_seal_and_the_schema_are_told(audit):
     sound, wrong = audit(lambda r: r.update(schema_version=3))
     assert sound is None and "newer scoremode's" in wrong[0].words
     sound, wrong = audit(lambda r: r.update(schema_version=1))
-    assert sound is None and "version 1, not 'scoremode.record' version 2" in wrong[0].words
+    assert sound is None and "version 1, not" in wrong[0].words
 
 
 def test_what_stands_twice_must_be_the_same(audit):

@@ -11,7 +11,7 @@ from scoremode.report.page.definition import Attribution, Axis, Bin, Chart, Meas
 from scoremode.report.page.summary import Binned, Compared, TailPoints, drawn, measured_at, rounded
 from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
-from scoremode.results.record.shape import COUNT, NUMBER, misfit
+from scoremode.results.record.section import Count, Section, misfit
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import FLOOR
 
@@ -330,11 +330,26 @@ def _axis(label: str, unit: str, scale: Literal["linear", "log"]) -> Axis:
     return {"label": label, "unit": unit, "scale": scale, "least": None, "most": None}
 
 
+class _Point(Section, kw_only=True):
+    predicted: float
+    bits_per_weight: float
+
+
+class _Measured(Section, kw_only=True):
+    n: Count
+
+
+class _Recipe(Section, kw_only=True):
+    """The fields of a recipe's search that are drawn."""
+
+    curve: list[_Point]
+    measured: _Measured
+
+
 def _read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's search in a run's folder. Raises RunFolderError for what isn't as it was written."""
     value = read_json(path)
-    point = {"predicted": NUMBER, "bits_per_weight": NUMBER}
-    if not isinstance(value, dict) or misfit(value, {"curve": [point], "measured": {"n": COUNT}}):
+    if not isinstance(value, dict) or misfit(value, _Recipe):
         raise RunFolderError(f"{path}: is no recipe's search of scoremode's")
     if value.get("sha256") != seal_of(value):
         raise RunFolderError(f"{path}: was changed after it was written: its sha256 is another")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from scoremode.errors import escaped
-from scoremode.results.record.shape import value_at
+from scoremode.results.record.section import value_at
 
 __all__ = ["FOLLOWING", "HELD", "Finding", "Findings", "class_of", "not_checked", "short"]
 

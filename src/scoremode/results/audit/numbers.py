@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,10 +29,16 @@ from scoremode.results.record.checks import (
     described_facts,
     identity_pairs,
 )
-from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS, STATUSES
+from scoremode.results.record.definition import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    SECTIONS,
+    STATUSES,
+    needed_by,
+)
 from scoremode.results.record.differences import differences
+from scoremode.results.record.section import misfit
 from scoremode.results.record.sections import remade
-from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.scores import DTYPES, Scores, check_values
 from scoremode.results.statistics.divergence import worst_tokens
 
@@ -69,7 +75,7 @@ def audited_record(folder: Path, findings: Findings) -> dict[str, Any] | None:
 def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[str, Any] | None:
     """The sections of `record` that have the shape which they must have."""
     version = record.get("schema_version")
-    if record.get("schema") != SCHEMA or type(version) is not int or version != SCHEMA_VERSION:
+    if record.get("schema") != SCHEMA or version != SCHEMA_VERSION or isinstance(version, bool):
         try:
             check_record(record, file)
         except RunFolderError as error:
@@ -77,13 +83,16 @@ def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[st
         return None
     sound, broken = dict(record), []
     status = record.get("status")
-    for name, section in SECTIONS.items():
+    for name, kind in SECTIONS.items():
         if name in record:
-            if found := misfit(record[name], section.shape, name):
+            if found := misfit(record[name], kind, name):
                 broken.append(found)
                 del sound[name]
-        elif status in section.needed:
+        elif status in needed_by(name):
             broken.append(f"has no {name}")
+    if status not in STATUSES:
+        broken.append(misfit(status, Literal[STATUSES], "status") or "")
+        sound.pop("status", None)
     for words in broken:
         findings.wrong(_PART, "schema", words)
     if not broken:
@@ -92,7 +101,8 @@ def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[st
 
 
 def _audit_seal(record: dict[str, Any], findings: Findings) -> None:
-    findings.same(_PART, "seal", record.get("sha256"), seal_of(record), "its contents have")
+    said = record.get("sha256")
+    findings.same(_PART, "seal", said, seal_of(record), "its contents have")
 
 
 def _audit_identity(record: Mapping[str, Any], findings: Findings) -> None:
@@ -325,13 +335,13 @@ def _audit_noise_floor(record: Mapping[str, Any], findings: Findings) -> None:
 
 
 def _worded(value: Any) -> str:
-    if isinstance(value, Mapping) and misfit(value, {"value": NUMBER}) is None:
+    if isinstance(value, Mapping) and misfit(value.get("value"), float) is None:
         return f"{value['value']:.6g}"
     return ""
 
 
 def _interval(value: Any) -> str:
-    if isinstance(value, Mapping) and misfit(value, {"ci95": [NUMBER, NUMBER]}) is None:
+    if isinstance(value, Mapping) and misfit(value.get("ci95"), tuple[float, float]) is None:
         low, high = value["ci95"]
         return f"[{low:.6g}, {high:.6g}]"
     return ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.finished import FinishedRun
-from scoremode.results.record.shape import value_at
+from scoremode.results.record.section import value_at
 
 __all__ = ["check_same_plan", "differing", "is_held_out", "not_held_out", "require_same"]
 

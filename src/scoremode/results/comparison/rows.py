@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.results.record.shape import value_at
+from scoremode.results.record.section import value_at
 
 __all__ = ["base_row", "gib_of", "is_base", "run_row", "short_name"]
 

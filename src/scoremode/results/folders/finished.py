@@ -26,8 +26,8 @@ from scoremode.results.record.checks import (
     checked_record,
 )
 from scoremode.results.record.differences import differences
+from scoremode.results.record.section import value_at
 from scoremode.results.record.sections import remade
-from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.divergence import worst_tokens

@@ -20,7 +20,7 @@ from scoremode.lib.files import is_held
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read_columns
 from scoremode.results.record.checks import checked_record
-from scoremode.results.record.shape import value_at
+from scoremode.results.record.section import value_at
 from scoremode.results.scores import check_values
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums

@@ -20,8 +20,8 @@ from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.lib.json import json_digest
 from scoremode.results.folders.store import RECORD, read_record, seal_of
 from scoremode.results.folders.tables import LABEL
-from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, STATUSES, record_shape
-from scoremode.results.record.shape import Choice, misfit, value_at
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, Record
+from scoremode.results.record.section import decode, value_at
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import stopping_section, window_sums
@@ -57,21 +57,21 @@ def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
     return record
 
 
-def check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raises RunFolderError unless `record`, read from `file`, is one that we know how to read."""
+def check_record(record: Mapping[str, Any], file: Path) -> Record:
+    """The typed value of `record`, read from `file`. Raises RunFolderError unless it is of a version
+    that is read, and each of its fields of the type that it must have."""
     schema, version = record.get("schema"), record.get("schema_version")
-    if schema != SCHEMA or type(version) is not int or version != SCHEMA_VERSION:
-        newer = type(version) is int and version > SCHEMA_VERSION
-        words = " (a newer scoremode's)" if newer else ""
+    number = 0 if isinstance(version, bool) or not isinstance(version, int) else version
+    if schema != SCHEMA or number != SCHEMA_VERSION:
+        newer = " (a newer scoremode's)" if number > SCHEMA_VERSION else ""
         raise RunFolderError(
-            f"{file}: its record is {schema!r} version {version!r}{words}, not {SCHEMA!r} version "
+            f"{file}: its record is {schema!r} version {version!r}{newer}, not {SCHEMA!r} version "
             f"{SCHEMA_VERSION}"
         )
-    status = record.get("status")
-    # What else it must have depends on it.
-    found = misfit(status, Choice(*STATUSES), "status")
-    if found := found or misfit(record, record_shape(str(status))):
-        raise RunFolderError(f"{file}: {found}")
+    try:
+        return decode(record, Record)
+    except ValueError as error:
+        raise RunFolderError(f"{file}: {error}") from None
 
 
 def check_seal(record: Mapping[str, Any], file: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.results.record.shape import NUMBER, misfit, shortened
+from scoremode.results.record.section import misfit, shortened
 
 __all__ = ["Difference", "differences", "first_difference"]
 
@@ -60,6 +60,6 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] 
 
 
 def _is_same(stored: Any, made: Any) -> bool:
-    if isinstance(made, float) and misfit(stored, NUMBER) is None:
+    if isinstance(made, float) and misfit(stored, float) is None:
         return math.isclose(stored, made, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
     return type(stored) is type(made) and stored == made

@@ -16,8 +16,8 @@ from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import SCORES, Columns, RunFolder, read_columns
 from scoremode.results.gates import Gates
 from scoremode.results.record.checks import check_described, checked_record
+from scoremode.results.record.section import Count, Section, misfit
 from scoremode.results.record.sections import now, sections
-from scoremode.results.record.shape import COUNT, NUMBER, Each, misfit
 from scoremode.results.scores import Scores
 from scoremode.results.shards.checks import OpenedShard, check_shards, open_shard, shard_folders
 from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
@@ -25,16 +25,23 @@ from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
 __all__ = ["merge", "merged_record"]
 
 
+class _Named(Section, kw_only=True):
+    name: str
+
+
+class _Work(Section, kw_only=True):
+    """The fields of a base's engine that add up over shards."""
+
+    tokens: Count
+    seconds: dict[str, float]
+    peak_bytes: Count
+    device: _Named
+    devices: list[dict[str, Any]] | None = None
+
+
 # Of a shard alone, or made anew.
 _OWN = ("shard", "worst", "scores", "sha256")
 # What a base's engine has to say for its work to be added up; its section is otherwise free.
-_WORK = {
-    "tokens": COUNT,
-    "seconds": Each(NUMBER),
-    "peak_bytes": COUNT,
-    "device": {"name": str},
-    "devices?": [dict],
-}
 
 
 def merged_record(
@@ -151,7 +158,7 @@ def _reference(sections: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[name] = _replay([section[name] for section in sections if section.get(name)])
     engines = [section.get("engine") or {} for section in sections]
     # Of one that ran beside the model in each shard.
-    if found.get("kind") == "model" and not any(misfit(engine, _WORK) for engine in engines):
+    if found.get("kind") == "model" and not any(misfit(engine, _Work) for engine in engines):
         found["engine"] = _engine(engines)
     return found
 

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.audit.numbers import audit_numbers, audited_record, audited_scores
 from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import Columns
+from scoremode.results.record.model import FloatType
+from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now, versions
-from scoremode.results.record.shape import Choice, Where, misfit
 from scoremode.results.scores import Scores, expected
-from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.requests import audit_answers
 from scoremode.runs.check.sources import Sources, Unreachable
@@ -37,9 +37,16 @@ __all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check", "rerun_of"]
 
 SCHEMA = "scoremode.check"
 SCHEMA_VERSION = 1
+
+
 # What a second run takes from a record's engine.
-_ARITHMETIC = {"arithmetic": Choice("weights", "weights+activations", "llama.cpp")}
-_ENGINE = Where({"dtype": Choice(*LIMITS)}, "engine", "torch", _ARITHMETIC)
+class _Torch(Section, kw_only=True, tag_field="engine", tag="torch"):
+    dtype: FloatType
+    arithmetic: Literal["weights", "weights+activations", "llama.cpp"]
+
+
+class _Vllm(Section, kw_only=True, tag_field="engine", tag="vllm"):
+    dtype: FloatType
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,7 @@ def _no_options(record: Mapping[str, Any]) -> str | None:
     engines = {"engine": record["engine"]}
     if base.get("kind") == "model" and "engine" in base:
         engines["reference.engine"] = base["engine"]
-    found = (misfit(engine, _ENGINE, name) for name, engine in engines.items())
+    found = (misfit(engine, _Torch | _Vllm, name) for name, engine in engines.items())
     return next((words for words in found if words), None)
 
 

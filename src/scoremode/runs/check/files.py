@@ -10,7 +10,8 @@ import numpy as np
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.differences import differences
-from scoremode.results.record.shape import misfit
+from scoremode.results.record.outcome import IdentityEngine
+from scoremode.results.record.section import misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.sources import Sources, Unreachable
@@ -26,7 +27,6 @@ _KINDS = ("model", "stored", "llama.cpp")
 # Of a base's engine: the same states may have been made elsewhere, by another build.
 _MACHINE = ("device", "torch")
 # What is read of a base's engine.
-_IDENTITY = {"device": {"type": str, "name": str}}
 # What follows from a checkpoint's headers alone.
 _SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", "bytes", "gib",
             "kv_cache_declared", "not_decoded")  # fmt: skip
@@ -142,7 +142,7 @@ def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
     files = (section.get("checkpoint") or section).get("files")
     if section.get("kind") != "model" or engine is None or files is None or "sha256" not in section:
         return
-    if words := misfit(engine, _IDENTITY, "identity.reference.engine"):
+    if words := misfit(engine, IdentityEngine, "identity.reference.engine"):
         findings.wrong("reference", "sha256", words)
         return
     from scoremode.runs.baselines.base import base_sha256
@@ -198,7 +198,7 @@ def _audit_described(
     part, theirs, of = "reference", stored.record, f"those of {stored.path}"
     engine, said = theirs["identity"]["engine"], section.get("engine") or {}
     here = {name: said[name] for name in _MACHINE if name in said}
-    if words := misfit(here, _IDENTITY, "reference.engine"):
+    if words := misfit(here, IdentityEngine, "reference.engine"):
         findings.wrong(part, "sha256", words)
         return
     made = base_sha256(theirs["checkpoint"]["files"], {**engine, **here})

@@ -17,8 +17,8 @@ from scoremode.lib.files import MOST_JSON, read_regular, take, write_text
 from scoremode.lib.json import json_text
 from scoremode.results.folders.paths import MANIFEST
 from scoremode.results.folders.store import seal_of
+from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now
-from scoremode.results.record.shape import misfit
 from scoremode.runs.request import Request, Result
 
 __all__ = [
@@ -122,6 +122,15 @@ def held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+class _Header(Section, kw_only=True):
+    """The fields of a manifest that are read before its entries."""
+
+    schema: str
+    schema_version: int
+    entries: list[Any]
+    sha256: str
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of the sweep in `folder`, None where there is none.
 
@@ -136,8 +145,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{file}: not JSON: {error}") from None
-    shape = {"schema": str, "schema_version": int, "entries": list, "sha256": str}
-    if not isinstance(found, dict) or misfit(found, shape) or found["schema"] != SCHEMA:
+    if not isinstance(found, dict) or misfit(found, _Header) or found["schema"] != SCHEMA:
         raise RunFolderError(f"{file}: is no sweep's manifest: remove it, or name another folder")
     if found["schema_version"] != SCHEMA_VERSION:
         raise RunFolderError(

@@ -1,0 +1,165 @@
+"""Sections of a record on what came out: intervals, groups, gates, early stopping, files of it.
+
+Sources: docs/record.md, which is made of these types and of `results.record.definition`.
+"""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from scoremode.results.record.section import Count, Fraction, Metric, Positive, Section, Sha256
+
+__all__ = [
+    "Gate",
+    "Group",
+    "GroupIntervals",
+    "Identity",
+    "IdentityDevice",
+    "IdentityEngine",
+    "IdentityShard",
+    "Intervals",
+    "Look",
+    "NoiseFloor",
+    "Part",
+    "ScoresFile",
+    "Stopping",
+    "Thresholds",
+    "WorstTarget",
+]
+
+
+class IdentityDevice(Section, kw_only=True):
+    type: str
+    name: str
+
+
+class IdentityEngine(Section, kw_only=True):
+    device: IdentityDevice
+
+
+class IdentityShard(Section, kw_only=True):
+    number: Positive
+    of: Positive
+
+
+class Identity(Section, kw_only=True):
+    checkpoint: str | UnsetType = UNSET
+    plan: str | UnsetType = UNSET
+    conversations: dict[str, Any] | UnsetType = UNSET
+    engine: IdentityEngine
+    versions: dict[str, str] | UnsetType = UNSET
+    reference: dict[str, Any] | UnsetType = UNSET
+    full: bool | UnsetType = UNSET
+    noise_floor: str | None = None
+    keep: str | None = None
+    token_text: bool | UnsetType = UNSET
+    labels: Sha256 | UnsetType = UNSET
+    tasks: dict[str, Any] | UnsetType = UNSET
+    confident: Fraction | UnsetType = UNSET
+    shard: IdentityShard | UnsetType = UNSET
+
+
+class GroupIntervals(Section, kw_only=True):
+    blocks: Count
+    block_length: Positive
+    rule: str
+    shortest: Positive
+    autocorrelation: dict[str, float | None]
+
+
+class Intervals(Section, kw_only=True):
+    blocks: Count | UnsetType = UNSET
+    block_length: Positive
+    rule: str | UnsetType = UNSET
+    covers: Fraction | UnsetType = UNSET
+    shortest: Positive | UnsetType = UNSET
+    autocorrelation: dict[str, float | None] | UnsetType = UNSET
+    groups: GroupIntervals | UnsetType = UNSET
+
+
+class Look(Section, kw_only=True):
+    windows: Positive
+    value: float
+    ci95: tuple[float, float] | None
+    met: bool
+
+
+class Stopping(Section, kw_only=True):
+    rule: str
+    seed: Count
+    method: str
+    after: Positive
+    of: Positive
+    met: bool
+    looks: list[Look]
+
+
+class Gate(Section, kw_only=True):
+    name: str
+    metric: str
+    limit: float
+    value: float
+    on: Literal["value", "upper"]
+    bound: float | None
+    met: bool
+    note: str | None
+
+
+class Group(Section, kw_only=True, rename={"from_": "from"}):
+    group: str
+    from_: float | UnsetType = UNSET
+    to: float | None = None
+    n: Count
+    share: float
+    kld: Metric | UnsetType = UNSET
+    ppl_ratio: Metric | UnsetType = UNSET
+    ppl: Metric | UnsetType = UNSET
+    top1: Metric | UnsetType = UNSET
+    confident_flips: Metric | UnsetType = UNSET
+    halved: Metric | UnsetType = UNSET
+    entropy_change: Metric | UnsetType = UNSET
+    kld_p99: Metric | UnsetType = UNSET
+    kld_p999: Metric | UnsetType = UNSET
+
+
+class Thresholds(Section, kw_only=True):
+    confident: Fraction
+
+
+class NoiseFloor(Section, kw_only=True):
+    change: str | UnsetType = UNSET
+    words: str
+    kld: Metric
+    ppl_ratio: Metric | UnsetType = UNSET
+    top1: Metric | UnsetType = UNSET
+    distribution: dict[str, float] | UnsetType = UNSET
+    resolves: bool
+    engine: dict[str, Any] | UnsetType = UNSET
+
+
+class Part(Section, kw_only=True):
+    sha256: Sha256
+    states: Sha256 | UnsetType = UNSET
+
+
+class ScoresFile(Section, kw_only=True):
+    name: str
+    rows: Positive
+    sha256: Sha256
+    token_text: bool | UnsetType = UNSET
+
+
+class WorstTarget(Section, kw_only=True):
+    window: Count
+    position: Positive
+    index: Count
+    target: Count
+    p_base: Fraction
+    p_model: Fraction
+    kld: float
+    base_top1: Count
+    top1: Count
+    target_text: str | UnsetType = UNSET
+    base_top1_text: str | UnsetType = UNSET
+    top1_text: str | UnsetType = UNSET
+    context: str | UnsetType = UNSET
