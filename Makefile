@@ -110,7 +110,7 @@ test-tasks: .venv-tasks/.ready
 #: test-llmcompressor  a pipeline of llm-compressor's, gated in memory, its recipes' parser on ours; torchao's modules
 test-llmcompressor: .venv-llmcompressor/.ready
 	OMP_NUM_THREADS=1 .venv-llmcompressor/bin/python -m pytest $(PYTEST_ARGS) tests/test_in_memory_docs.py \
-	  tests/runs/attribution/test_llm_compressor.py tests/engines/torch/live/test_torchao.py
+	  tests/runs/attribution/test_llm_compressor.py tests/engines/torch/in_memory/test_torchao.py
 
 #: test-nodes          several machines, as network namespaces of this one: for root on Linux, else skipped
 test-nodes: $(READY)

@@ -23,7 +23,7 @@ from gpu import Table
 from support.models import SHAPES, make_model
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol, preset

@@ -83,7 +83,7 @@ def run_transformers(folder: Path, windows: int, dtype: str) -> dict[str, Any]:
 
 def run_scoremode(folder: Path, windows: int, dtype: str, shares: bool) -> dict[str, Any]:
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol

@@ -169,7 +169,7 @@ def run_engine(
     import torch
 
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol

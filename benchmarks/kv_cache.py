@@ -21,8 +21,8 @@ from support.models import SHAPES
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.kv_formats import parse_kv_cache
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.kv_cache.rounding import rounded
+from scoremode.engines.torch.engine import build_engine
+from scoremode.engines.torch.kv_cache.formats import rounded
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.lib import fallback
 from scoremode.text.plan import Plan, make_plan

@@ -50,7 +50,7 @@ def run(
     import torch
 
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.errors import ScoremodeError
     from scoremode.text.plan import make_plan

@@ -65,7 +65,7 @@ def run_ours(model: str, name: str, count: int, device: str, *, shared: bool) ->
     import torch
 
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.task_requests import TASKS, TokenRequest, plan_of_requests
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from support.models import random_plan
 
-from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.work import Work
+from scoremode.engines.base import Extras, Schedule, Work
 
 SCHEDULE = Schedule(pass_windows=8, batch_windows=3)
 

@@ -240,7 +240,7 @@ BAD = {
 def test_no_more_processes_start_than_there_are_devices(
     gpus, message, demo, capsys, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("scoremode.engines.torch.ranks.launch.Others", None)
+    monkeypatch.setattr("scoremode.engines.torch.ranks.places.Others", None)
     monkeypatch.setattr("scoremode.startup.warmup.count_gpus", lambda: gpus)
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", "--devices", "1000", "-o", str(tmp_path)]) == 2
@@ -252,7 +252,7 @@ def test_no_more_processes_start_than_there_are_devices(
 def test_what_can_not_be_is_refused_before_a_process_starts(
     case, demo, capsys, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("scoremode.engines.torch.ranks.launch.Others", None)
+    monkeypatch.setattr("scoremode.engines.torch.ranks.places.Others", None)
     arguments, message = BAD[case]
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", *arguments, "-o", str(tmp_path)]) == 2

@@ -19,7 +19,7 @@ from scoremode.errors import (
     RunFolderError,
     TokenizerError,
 )
-from scoremode.reference import keeper
+from scoremode.reference import writer as keeper
 from scoremode.results.folders.store import (
     SCORES,
     find_runs,

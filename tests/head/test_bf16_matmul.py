@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from scoremode.head import bf16_matmul as module
-from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions, lends_bf16
+from scoremode.head import project as module
+from scoremode.head.project import bf16_matmul, cpu_has_instructions, lends_bf16
 
 BACKEND = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 

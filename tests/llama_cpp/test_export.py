@@ -13,15 +13,13 @@ from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES, decode, logprob
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.base import Schedule
+from scoremode.engines.base import Schedule, Work
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.work import Work
 from scoremode.errors import ProtocolError, ReferenceUnusable
 from scoremode.head.project import HeadLogits, tile_of
-from scoremode.llama_cpp.export import export_llama_cpp
+from scoremode.llama_cpp.export import LogitsFileWriter, export_llama_cpp
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.llama_cpp.rows import encode
-from scoremode.llama_cpp.writer import LogitsFileWriter
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import read_record, read_scores, seal_of
 from scoremode.runs.measure import measure

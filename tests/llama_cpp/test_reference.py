@@ -6,8 +6,7 @@ import torch
 from support.llama_cpp.files import GOLDEN, logprobs, small
 
 from scoremode.errors import ReferenceUnusable
-from scoremode.llama_cpp.reference import LlamaCppReference
-from scoremode.llama_cpp.sums import LlamaCppSums
+from scoremode.llama_cpp.reference import LlamaCppReference, LlamaCppSums
 from scoremode.reference.base import OnDisk
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(

@@ -10,8 +10,8 @@ from support.pair_logits import logits, on_cpu
 
 from scoremode.head.full import full_pairs
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
+from scoremode.llama_cpp.reference import LlamaCppSums
 from scoremode.llama_cpp.rows import encode
-from scoremode.llama_cpp.sums import LlamaCppSums
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
@@ -135,7 +135,7 @@ def test_many_rows_in_blocks_are_as_one(monkeypatch):
     z, model, _ = logits()
     base = stored(z)
     whole = gather(base, model)
-    monkeypatch.setattr("scoremode.llama_cpp.sums._BLOCK", 2000)
+    monkeypatch.setattr("scoremode.llama_cpp.reference._BLOCK", 2000)
     again = gather(base, model)
     assert torch.equal(whole.mass, again.mass) and torch.equal(whole.cross, again.cross)
 

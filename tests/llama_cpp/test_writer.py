@@ -9,9 +9,9 @@ import pytest
 from support.llama_cpp.files import GOLDEN, decode, logprobs, small
 
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
+from scoremode.llama_cpp.export import LogitsFileWriter
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.llama_cpp.rows import encode
-from scoremode.llama_cpp.writer import LogitsFileWriter
 
 
 @pytest.fixture(scope="module")

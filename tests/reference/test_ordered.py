@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.reference.ordered import OrderedReference
-from scoremode.reference.stored import StoredReference
+from scoremode.reference.stored import OrderedReference, StoredReference
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request
 from scoremode.text.corpus import from_string

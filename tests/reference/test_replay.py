@@ -9,8 +9,7 @@ import pytest
 import torch
 from support.models import random_plan
 
-from scoremode.engines.base import Schedule
-from scoremode.engines.work import Work
+from scoremode.engines.base import Schedule, Work
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import Head, score_rows
 from scoremode.reference import replay as module

@@ -8,8 +8,7 @@ import pytest
 from engines.torch.ranks.far_ranks import far_place
 from support.waiting import wait_for
 
-from scoremode.engines.torch.ranks.commands import LookFor
-from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.engines.torch.ranks.messages import LookFor, Ranks
 from scoremode.errors import CheckpointError, EngineError, RunFolderError
 from scoremode.runs.workers import check_nodes, check_shared, look_for, tell_files
 

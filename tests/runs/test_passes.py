@@ -16,10 +16,10 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.pending import Launched
+from scoremode.engines.torch.passes.microbatch import Launched
 from scoremode.errors import EngineError
-from scoremode.reference import keeper
-from scoremode.reference.keeper import Keeper
+from scoremode.reference import writer as keeper
+from scoremode.reference.writer import Keeper
 from scoremode.results.folders.store import find_runs, read_scores
 from scoremode.results.scores import concatenate
 from scoremode.runs.measure import measure

@@ -7,13 +7,12 @@ import pytest
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.lib.tasks import Task
-from scoremode.reference import keeper
-from scoremode.reference.keeper import Keeper
+from scoremode.reference import writer as keeper
 from scoremode.reference.stored import StoredReference
+from scoremode.reference.writer import Keeper
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_record
 from scoremode.runs.context import RunContext

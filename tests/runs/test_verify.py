@@ -11,7 +11,7 @@ from support.models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate

@@ -5,8 +5,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.text.plan import Plan

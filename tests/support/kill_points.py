@@ -19,8 +19,7 @@ import torch
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from scoremode.reference.keeper import reference_sha256
+from scoremode.reference.writer import reference_sha256
 from scoremode.results.audit.findings import class_of
 from scoremode.results.folders.store import RECORD, seal_of
 from scoremode.results.record.checks import protocol_sha256, windows_sha256

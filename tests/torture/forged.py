@@ -14,7 +14,7 @@ from typing import Any
 from torture.command import Ended, Failure, check_ending, run
 from torture.world import World
 
-from scoremode.reference.keeper import reference_sha256
+from scoremode.reference.writer import reference_sha256
 from scoremode.results.folders.store import RECORD, seal_of
 
 __all__ = ["case", "forge"]

@@ -75,7 +75,7 @@ def inspect_config(
     """
     from scoremode.checkpoint.files import opened_config
     from scoremode.engines.torch.device import choose_device
-    from scoremode.engines.torch.model.by_config import checkpoint_by_config
+    from scoremode.engines.torch.model.from_config import checkpoint_by_config
     from scoremode.errors import ScoremodeError
     from scoremode.schemes.resolve import library_of
 

@@ -1,8 +1,9 @@
-"""Every engine's face: options make it; windows go in, Scores come out, a pass at a time."""
+"""Every engine's face: options make it; Work goes in, Scores come out, a pass at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     import torch
 
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.engines.work import Work
     from scoremode.head.project import Head
-    from scoremode.reference.base import Reference
-    from scoremode.reference.keeper import HeadTensors, Keeper
+    from scoremode.reference.base import Reference, Span
+    from scoremode.reference.writer import HeadTensors, Keeper
 
-__all__ = ["BaseEngine", "Engine", "Extras", "Options", "OutOfMemory", "Progress", "Schedule"]
+__all__ = [
+    "BaseEngine",
+    "Engine",
+    "Extras",
+    "Options",
+    "OutOfMemory",
+    "Progress",
+    "Schedule",
+    "Work",
+]
 
 # Called with the number of window tokens whose work is done since the last call, in fractions.
 Progress = Callable[[float], None]
@@ -272,3 +281,85 @@ class Options(Protocol):
     def computing(self, dtype: str, attention: str | None = None) -> "Options":
         """Returns these options in another dtype, and with another of `attentions` if one is named."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Whole micro-batches of the pass `number` of a plan.
+
+    - `progress`: called with window tokens whose work is done.
+    - `extras`: all that is wanted of the pass beside its scores.
+    - `put`: takes the final states, [N, D] for each micro-batch; None where they are not kept.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    number: int
+    windows: range
+    progress: Progress = lambda _: None
+    extras: Extras = field(default_factory=Extras)
+    put: "Callable[[Sequence[torch.Tensor]], None] | None" = None
+
+    @classmethod
+    def passes(
+        cls,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int = 0,
+        progress: Progress | None = None,
+        extras: Extras | None = None,
+    ) -> list[Self]:
+        """Each pass from `first_pass` on, as `Engine.score` is asked for them."""
+        progress, extras = progress or (lambda _: None), extras or Extras()
+        passes = []
+        for i, windows in list(enumerate(schedule.passes(plan)))[first_pass:]:
+            put = None if extras.keeper is None else partial(extras.keeper.put, i)
+            passes.append(cls(plan, schedule, i, windows, progress, extras, put))
+        return passes
+
+    @property
+    def batches(self) -> list[range]:
+        """The windows of each micro-batch."""
+        return self.schedule.batches(self.plan, self.windows)
+
+    @property
+    def spans(self) -> "list[Span]":
+        """The rows of each micro-batch among the plan's scored targets."""
+        offsets = self.plan.offsets
+        return [(int(offsets[b.start]), int(offsets[b.stop])) for b in self.batches]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window."""
+        return int(self.plan.lengths[self.windows.start : self.windows.stop].max())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all windows."""
+        return int(self.plan.lengths[self.windows.start : self.windows.stop].sum())
+
+    def part(self, windows: range) -> Self:
+        """Some whole micro-batches of it."""
+        return replace(self, windows=windows)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each micro-batch, with what fills it up."""
+        return [self.schedule.size(self.plan, batch) for batch in self.batches]
+
+    def cut_at(self, tokens: int) -> list[Self]:
+        """Parts of at most so many tokens with what fills them up, or of one micro-batch that has
+        more."""
+        most = len(self.windows)
+        runs = passes_of(self.batches, self.sizes, tokens=tokens, most=most)
+        return [self.part(run) for run in runs]
+
+    def cut(self, most: int) -> list[Self]:
+        """Parts of at most so many windows, or of one micro-batch that has more."""
+        runs: list[range] = []
+        for batch in self.batches:
+            if runs and batch.stop - runs[-1].start <= most:
+                runs[-1] = range(runs[-1].start, batch.stop)
+            else:
+                runs.append(batch)
+        return [self.part(run) for run in runs]

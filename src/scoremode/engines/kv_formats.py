@@ -2,7 +2,7 @@
 
 A name is a format, what one scale is for where there is a choice, and whether the head's dimension is
 rotated before: `int8-token`, `int4-g32-had`, `q4_0-had64`. docs/kv-cache.md defines each and says who
-deploys it; `engines.torch.kv_cache.rounding` computes them.
+deploys it; `engines.torch.kv_cache.formats` computes them.
 """
 
 import re

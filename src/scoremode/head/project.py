@@ -12,14 +12,15 @@ bf16 instructions by lending them to a float32 matmul, which is exact for such i
 the matmul for a float32 result.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
 
-from scoremode.head.bf16_matmul import bf16_matmul, lends_bf16
 from scoremode.head.divergence import ExtraSums, PairScores, PairSums
 from scoremode.head.rows import HeadScores, RowSums, has_kernels
 
@@ -27,7 +28,10 @@ __all__ = [
     "Head",
     "HeadLogits",
     "Logits",
+    "bf16_matmul",
+    "cpu_has_instructions",
     "divergences",
+    "lends_bf16",
     "score_pairs",
     "score_rows",
     "tile_of",
@@ -39,6 +43,41 @@ _CUDA_TILE = (4096, 16384)
 # Entries from one row of logits on CUDA to the next are a multiple of this: 64 bytes, so that matmul
 # and kernels read and write whole vectors also where the vocabulary, and so the last tile, is odd.
 _CUDA_STEP = 16
+
+
+def lends_bf16(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tells whether a float32 matmul of inputs that came as `dtype` may use bf16 instructions there."""
+    return dtype == torch.bfloat16 and device.type == "cpu" and cpu_has_instructions(dtype)
+
+
+@functools.cache
+def cpu_has_instructions(dtype: torch.dtype) -> bool:
+    """Tells whether this machine's CPU multiplies matrices of `dtype` natively."""
+    if dtype == torch.float32:
+        return True
+    wanted = {
+        torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+        torch.float16: ("avx512_fp16", "amx_fp16"),
+    }[dtype]
+    return any(torch.cpu.get_capabilities().get(flag, False) for flag in wanted)
+
+
+@contextmanager
+def bf16_matmul(wanted: bool) -> Iterator[None]:
+    """Lets oneDNN compute float32 matmuls with bf16 inputs inside the block, and only there.
+
+    The setting is global to the process, and left on it would round every float32 matmul.
+    """
+    if not wanted:
+        yield
+        return
+    backend = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before = backend.fp32_precision
+    backend.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        backend.fp32_precision = before
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ close.
 
 `run_apart` is the plain case: one call of a function in a child, whose result, messages and errors come
 back. A library may rebind threads, keep process-wide state or start processes, and leaves none of it
-here. The torch engine's ranks (`engines.torch.ranks.launch`) are the other: whole command lines.
+here. The torch engine's ranks (`engines.torch.ranks.places`) are the other: whole command lines.
 """
 
 import multiprocessing

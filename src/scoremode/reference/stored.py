@@ -2,9 +2,13 @@
 
 Nothing of it is as wide as the vocabulary: 150,000 positions of an 8B model take 1.2 GB of states and
 1 GB of head, where their 16-bit logits would take 38 GB. The logits are made again, tile by tile.
+
+Its plan comes from the token ids that it keeps and its own Scores (`kept_plan`). Windows that are drawn
+are scored in another order than they were kept in (`OrderedReference`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import open_checkpoint
@@ -19,20 +24,28 @@ from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.lib.files import MOST_TEXT, check_regular, read_regular
 from scoremode.lib.tasks import Task
-from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
-from scoremode.reference.keeper import digest_of, name_of, reference_sha256
-from scoremode.reference.kept_plan import kept_plan
-from scoremode.reference.states import HEADER_BYTES, begin_of_states, read_states
+from scoremode.reference.states import (
+    HEADER_BYTES,
+    SpanPrefetch,
+    StatesFile,
+    StatesReader,
+    begin_of_states,
+    read_states,
+    rows_of_files,
+)
+from scoremode.reference.writer import digest_of, name_of, reference_sha256
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import HEAD, RECORD, TOKENS
+from scoremode.results.folders.tables import LABEL
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.section import Section, misfit
 from scoremode.results.scores import Scores
-from scoremode.text.plan import Plan
+from scoremode.results.statistics.blocks import CONVERSATION
+from scoremode.text.plan import Labels, Plan, make_plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["StoredReference", "is_run"]
+__all__ = ["OrderedReference", "StoredReference", "is_run", "kept_plan"]
 
 
 def is_run(path: Path) -> bool:
@@ -82,7 +95,7 @@ class StoredReference:
         self._states, self._head = kept["states"], kept["head"]
         self._check_names(kept)
         # By device, heads by their entries too; `_arriving` are those on their way.
-        self._aheads: dict[torch.device, Ahead] = {}
+        self._prefetches: dict[torch.device, SpanPrefetch] = {}
         self._arriving: dict[torch.device, Task[None]] = {}
         self._heads: dict[tuple[torch.device, int, int], Head] = {}
         # None in references that were kept before tokens were.
@@ -167,7 +180,7 @@ class StoredReference:
         if device.type != "cuda":
             return
         if spans[0][0] < spans[0][1]:
-            self._ahead(device).expect(spans[0])
+            self._prefetch(device).expect(spans[0])
         if device not in self._arriving and self._whole(device) not in self._heads:
             self._arriving[device] = Task(partial(self._send_head, device))
 
@@ -177,7 +190,7 @@ class StoredReference:
         """Gives the logits of these rows, to be used before those of others are asked for: on a GPU
         their states take turns in memory."""
         if device.type == "cuda" and len(spans) == 1 and spans[0][0] < spans[0][1]:
-            states = self._ahead(device).take(spans[0])
+            states = self._prefetch(device).take(spans[0])
         else:
             states = self.states(spans).to(device)
         return HeadLogits(self._arrived_head(device), states, tile)
@@ -226,11 +239,11 @@ class StoredReference:
     def _whole(self, device: torch.device) -> tuple[torch.device, int, int]:
         return device, 0, self.vocabulary
 
-    def _ahead(self, device: torch.device) -> Ahead:
-        if device not in self._aheads:
+    def _prefetch(self, device: torch.device) -> SpanPrefetch:
+        if device not in self._prefetches:
             rows, width = self._states["rows"], self._states["width"]
-            self._aheads[device] = Ahead(self.reader(), rows, width, self.dtype, device)
-        return self._aheads[device]
+            self._prefetches[device] = SpanPrefetch(self.reader(), rows, width, self.dtype, device)
+        return self._prefetches[device]
 
     def reader(self) -> StatesReader:
         """Reader of its states' bytes, without mapping them."""
@@ -330,3 +343,111 @@ def _check_sha256(path: Path, found: str, wanted: str) -> None:
         raise ReferenceUnusable(
             f"{path}: its sha256 is {found[:12]}…, and the record has {wanted[:12]}…"
         )
+
+
+def kept_plan(
+    tokens: NDArray[np.int32],
+    protocol: Protocol,
+    record: Mapping[str, Any],
+    columns: Callable[[], tuple[Scores, Mapping[str, np.ndarray]]],
+) -> Plan:
+    """The plan of `tokens` (int32 [N]) that a run's record describes, which nothing vouches for yet.
+
+    - `columns`: gives what `read_columns` does, where it is asked.
+
+    Raises CorpusError, ProtocolError for tokens that can't be cut as the protocol says.
+    """
+    bos = {name: record["plan"][name] for name in ("stream_bos", "window_bos")}
+    corpus = record["corpus"]
+    is_apart = "conversations" in corpus or corpus.get("joined") == "apart"
+    if is_apart or protocol.is_of_requests:
+        plan = _of_scores(tokens, protocol, bos, *columns())
+    else:
+        plan = make_plan(tokens, protocol, **bos)
+    if "group_by" not in corpus:
+        return plan
+    scores, extras = columns()
+    return replace(plan, labels=_labels(len(tokens), scores, extras[LABEL]))
+
+
+def _of_scores(
+    tokens: NDArray[np.int32],
+    protocol: Protocol,
+    bos: Mapping[str, int | None],
+    scores: Scores,
+    extras: Mapping[str, np.ndarray],
+) -> Plan:
+    _, begin = np.unique(scores.window, return_index=True)
+    end = np.append(begin[1:], len(scores)) - 1
+    counted = turn_place = None
+    if protocol.text == "conversations" or protocol.is_of_requests:
+        counted = np.zeros(len(tokens), bool)
+        counted[scores.index] = True
+    if "turn_place" in extras:
+        turn_place = np.zeros(len(tokens), np.int32)
+        turn_place[scores.index] = extras["turn_place"]
+    weight, conversation = extras.get("weight"), extras.get(CONVERSATION)
+    return Plan(
+        protocol,
+        tokens,
+        scores.index[begin].astype(np.int64) - scores.position[begin],
+        scores.index[end].astype(np.int64) + 1,
+        scores.position[begin].astype(np.int64),
+        bos["window_bos"],
+        bos["stream_bos"],
+        None if weight is None else weight[begin],
+        counted=counted,
+        conversation=None if conversation is None else conversation[begin].astype(np.int32),
+        turn_place=turn_place,
+    )
+
+
+def _labels(size: int, scores: Scores, labels: NDArray[np.object_]) -> Labels:
+    """The groups of all tokens; those of which none is a target have the first one's."""
+    texts = labels.tolist()
+    names = sorted(set(texts))
+    place = {name: i for i, name in enumerate(names)}
+    of = np.full(size, place[texts[0]], np.int32)
+    of[scores.index] = [place[text] for text in texts]
+    return Labels(tuple(names), of)
+
+
+class OrderedReference:
+    """The rows of `stored`, whose windows were not drawn, by those of `plan`, whose windows are: row r
+    of the plan is row `rows[r]` of the reference.
+
+    A window's rows follow each other in both.
+    """
+
+    extra_sums = None
+
+    def __init__(self, stored: StoredReference, plan: Plan):
+        self.stored, self.vocabulary = stored, stored.vocabulary
+        kept = plan.undrawn
+        begins = np.empty(len(plan), np.int64)
+        begins[kept] = np.cumsum(plan.counts[kept]) - plan.counts[kept]
+        self._begins, self._offsets = begins, plan.offsets
+
+    def rows(self, begin: int, end: int) -> NDArray[np.int64]:
+        """int64 [end - begin]: the reference's rows of the plan's `begin … end`."""
+        rows = np.arange(begin, end)
+        window = np.searchsorted(self._offsets, rows, side="right") - 1
+        return self._begins[window] + rows - self._offsets[window]
+
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
+        """Has a GPU fetch the head; states are fetched when they are asked for."""
+        self.stored.expect([(0, 0)], device)
+
+    def logits(
+        self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
+    ) -> HeadLogits:
+        """Gives the logits of the plan's rows `spans`, one behind the other."""
+        kept: list[Span] = []
+        for begin, end in spans:
+            first = int(np.searchsorted(self._offsets, begin, side="right")) - 1
+            while begin < end:
+                stop = min(end, int(self._offsets[first + 1]))
+                row = int(self._begins[first]) + begin - int(self._offsets[first])
+                kept.append((row, row + stop - begin))
+                begin, first = stop, first + 1
+        return self.stored.logits(kept, device, tile)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
-from scoremode.engines.torch.live.options import LiveOptions
-from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.options import LiveOptions, TorchOptions
 from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.request import Request, Swap
 

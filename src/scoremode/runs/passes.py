@@ -21,7 +21,7 @@ from scoremode.runs.workers import check_nodes
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
-    from scoremode.reference.keeper import Keeper
+    from scoremode.reference.writer import Keeper
 
 __all__ = ["RunPasses", "RunWatch"]
 
@@ -269,7 +269,7 @@ class RunPasses:
     def _new_keeper(self) -> "Keeper | None":
         if self._context.request.keep is None:
             return None
-        from scoremode.reference.keeper import Keeper
+        from scoremode.reference.writer import Keeper
 
         engine, plan = self._context.engine, self._context.plan
         tensors, stored = engine.head_tensors(), self._context.request.keep == "stored"

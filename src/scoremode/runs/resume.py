@@ -108,7 +108,7 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
     again, with those after it. Raises RunFolderError, as for a part that the record doesn't know.
     """
     # It needs torch, which a plan alone does not.
-    from scoremode.reference.keeper import name_of
+    from scoremode.reference.writer import name_of
 
     folder = RunFolder.open(path)
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode import errors
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras
-from scoremode.engines.torch.ranks.commands import End, LookFor, ScoreVariant
+from scoremode.engines.torch.ranks.messages import End, LookFor, ScoreVariant
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError
 from scoremode.lib.files import read_regular
 from scoremode.lib.tasks import Task

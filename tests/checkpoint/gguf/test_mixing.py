@@ -7,7 +7,7 @@ from support.gguf.golden import make_pair
 from support.gguf.round_trip import plan
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.schemes.mixing import Take, mixed
 

@@ -77,7 +77,7 @@ def test_a_count_below_one_is_refused_before_a_model_is_loaded(
     def load(*_):
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("scoremode.engines.torch.builder.build_engine", load)
+    monkeypatch.setattr("scoremode.engines.torch.engine.build_engine", load)
     arguments = [name, str(demo / "model")]
     arguments += ["-f", str(demo / "heldout.txt"), "-c", "64", "--device", "cpu"]
     if name == "kld":

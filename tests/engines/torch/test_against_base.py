@@ -9,7 +9,7 @@ from support.engine import make_engine
 from support.models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.base_model import ModelReference
+from scoremode.engines.torch.engine import ModelReference
 from scoremode.results.scores import check, concatenate
 
 # What a base and a model can differ in besides their weights.

@@ -13,7 +13,7 @@ from support.models import (
 )
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.scores import Scores, check, concatenate
 

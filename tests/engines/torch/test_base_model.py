@@ -5,9 +5,8 @@ import torch
 from support.engine import make_engine
 from support.models import make_checkpoint, random_plan
 
-from scoremode.engines.base import Schedule
-from scoremode.engines.torch.base_model import ModelReference
-from scoremode.engines.work import Work
+from scoremode.engines.base import Schedule, Work
+from scoremode.engines.torch.engine import ModelReference
 
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(pass_windows=4, batch_windows=2)

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from scoremode.engines.torch import clock
-from scoremode.engines.torch.clock import DeviceClock
+from scoremode.engines.torch import device as clock
+from scoremode.engines.torch.device import DeviceClock
 
 
 def test_a_cpus_stages_count_what_ran_inside(monkeypatch):

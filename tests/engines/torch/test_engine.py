@@ -21,7 +21,7 @@ from support.models import (
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, UnsupportedModel, UsageError
 from scoremode.schemes.base import Scratch

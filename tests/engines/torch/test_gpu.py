@@ -23,8 +23,7 @@ from support.models import make_checkpoint, random_plan
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError
 from scoremode.lib import fallback

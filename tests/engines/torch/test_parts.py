@@ -6,7 +6,7 @@ from support.engine import make_engine
 from support.models import edit_tensors, make_checkpoint, random_plan
 
 from scoremode.errors import RunFolderError
-from scoremode.reference.keeper import Keeper
+from scoremode.reference.writer import Keeper
 
 
 def test_unused_tensor_of_no_module_is_recorded(tmp_path):

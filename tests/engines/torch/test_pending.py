@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scoremode.engines.base import OutOfMemory
-from scoremode.engines.torch.pending import Launched, fetched, to_host
+from scoremode.engines.torch.passes.microbatch import Launched, fetched, to_host
 
 CPU = torch.device("cpu")
 

@@ -10,13 +10,10 @@ from support.engine import make_engine, score
 from support.models import VOCAB, make_checkpoint
 from support.request_plans import shared_plan
 
-from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.base_model import ModelReference
-from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.ranks.commands import ScorePasses, command_of, json_of
+from scoremode.engines.base import Extras, Schedule, Work
+from scoremode.engines.torch.engine import ModelReference, TorchEngine
 from scoremode.engines.torch.ranks.engine import DataParallelEngine, deal
-from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.engines.work import Work
+from scoremode.engines.torch.ranks.messages import Ranks, ScorePasses, command_of, json_of
 from scoremode.reference.replay import _of_conversations
 from scoremode.results.scores import Scores, concatenate
 from scoremode.runs.rescore.sampling import drawn_windows, micro_batches

@@ -24,7 +24,7 @@ def write_reference(model: str, folder: Path, dtype: str) -> Path:
 
 def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     """One whose softmax runs over the first `entries` of another's."""
-    from scoremode.reference.keeper import reference_sha256
+    from scoremode.reference.writer import reference_sha256
     from scoremode.results.folders.store import seal_of
 
     shutil.copytree(source, folder)

@@ -128,7 +128,7 @@ def rows_of(flat: Any, ids: list[int]) -> Iterator[tuple[float, dict[int, float]
 def run_torch(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
     """scoremode's own engine, each prompt a window."""
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol

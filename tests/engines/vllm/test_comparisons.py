@@ -147,7 +147,7 @@ def test_float32_is_the_torch_engines(ran, checkpoint, references):
 
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.engines.base import Extras
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.runs.planning import plan_text
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from scoremode.llama_cpp.export import LogitsFileWriter
 from scoremode.llama_cpp.file import LogitsFile
+from scoremode.llama_cpp.reference import KLD_CUT
 from scoremode.llama_cpp.rows import codes_of, spans
-from scoremode.llama_cpp.sums import KLD_CUT
-from scoremode.llama_cpp.writer import LogitsFileWriter
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
 CONTEXT, TEXT_BYTES = 64, 1500  # golden/make_llama_cpp.py

@@ -21,10 +21,9 @@ from scoremode.errors import EngineError, ScoremodeError, UsageError, is_debuggi
 if TYPE_CHECKING:
     import socket
 
-    from scoremode.engines.torch.ranks.launch import Others
     from scoremode.engines.torch.ranks.lifeline import Lifelines
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.engines.torch.ranks.places import Place
+    from scoremode.engines.torch.ranks.places import Others, Place
 
 __all__ = ["add_devices", "is_follower", "on_devices", "parsed"]
 
@@ -97,7 +96,7 @@ def on_devices(run: Command) -> Command:
             # Of a lost connection the error says enough, in one line.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
             if place is None:
-                from scoremode.engines.torch.ranks.launch import Others
+                from scoremode.engines.torch.ranks.places import Others
 
                 others = Others(command[1:], count)
                 place = others.place
@@ -127,8 +126,7 @@ def on_devices(run: Command) -> Command:
 
 def _lifelines(place: "Place") -> "tuple[Lifelines, socket.socket | None]":
     """The first rank's lifelines, and the socket of its store where no launcher has one."""
-    from scoremode.engines.torch.ranks.connection import listener
-    from scoremode.engines.torch.ranks.lifeline import Lifelines
+    from scoremode.engines.torch.ranks.lifeline import Lifelines, listener
 
     if place.launcher == "torchrun":
         return Lifelines(place), None
@@ -153,8 +151,8 @@ def _follow(
     run: Command, args: argparse.Namespace, command: tuple[str, ...], place: "Place"
 ) -> int:
     """`run` on another rank than the first: `measured` ends it."""
-    from scoremode.engines.torch.ranks.launch import end_with_first
     from scoremode.engines.torch.ranks.lifeline import Lifeline
+    from scoremode.engines.torch.ranks.places import end_with_first
 
     end_with_first(place)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,8 +1,10 @@
-"""The parts of a torch engine made from a checkpoint, in the order in which they need each other; and
-without its weights, whether they could be."""
+"""The parts of a torch engine: made from a checkpoint, in the order in which they need each other, with
+what they say of themselves; and without its weights, whether they could be made.
+"""
 
-import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -10,35 +12,50 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.open import GgufFiles
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.engines.kv_formats import AS_DECLARED, KvCache
-from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
-from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.fused.modules import fuse
-from scoremode.engines.torch.kv_cache.caches import FormatCaches, build_format_caches
-from scoremode.engines.torch.matmul.arithmetic import Arithmetic
-from scoremode.engines.torch.memory.budget import out_of_memory
-from scoremode.engines.torch.memory.placement import place
+from scoremode.engines.torch.device import (
+    Device,
+    DeviceClock,
+    choose_device,
+    choose_dtype,
+    make_current,
+)
+from scoremode.engines.torch.fused.modules import Fused, fuse
+from scoremode.engines.torch.kv_cache.formats import FormatCaches, build_format_caches
+from scoremode.engines.torch.kv_cache.layer_caches import (
+    LayerCache,
+    build_caches,
+    build_half_caches,
+)
+from scoremode.engines.torch.matmul.linears import Arithmetic
+from scoremode.engines.torch.memory.budget import Memory, place
+from scoremode.engines.torch.memory.feeder import Feeds
+from scoremode.engines.torch.model.architecture import telling
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.build import build_skeleton
-from scoremode.engines.torch.model.library_errors import telling
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.parts import Parts
 from scoremode.engines.torch.passes.chunks import Chunks, whole_modules
-from scoremode.engines.torch.passes.layers import Layers
-from scoremode.engines.torch.passes.ways import choose_way
-from scoremode.engines.torch.weights.embedding import PackedTable, Table, embed_from
+from scoremode.engines.torch.passes.execution import Layers, Way, choose_way
 from scoremode.engines.torch.weights.experts import Experts
-from scoremode.engines.torch.weights.head import build_head
-from scoremode.engines.torch.weights.kv_cache import LayerCache, build_caches, build_half_caches
+from scoremode.engines.torch.weights.head import HeadInput, build_head, head_names
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.head.project import Head
+from scoremode.reference.writer import HeadTensors
 from scoremode.schemes.activations.ggml import gelu
-from scoremode.schemes.base import Dense, TableScheme
+from scoremode.schemes.base import Dense, Scratch, TableScheme
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = ["build_engine", "is_gguf_checkpoint", "why_not"]
+__all__ = [
+    "PackedTable",
+    "Parts",
+    "Table",
+    "build_parts",
+    "embed_from",
+    "is_gguf_checkpoint",
+    "why_not",
+]
 
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
@@ -46,27 +63,164 @@ _EXPERTS_SHARE = 1 / 4
 _OUTSIDE = -1
 
 
-def build_engine(
-    checkpoint: Checkpoint,
-    options: TorchOptions,
-    vocabulary: int | None = None,
-    longest: int | None = None,
-) -> TorchEngine:
-    """An engine for plans over one vocabulary.
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A checkpoint's model, taken apart and ready to run.
 
-    - `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
-      fewer.
-    - `longest`: tokens of the longest window that it will be given, which weights make room for.
-
-    Raises CheckpointError, UnsupportedModel, EngineError.
+    - `memory`: of the device, with what the model takes there and each token of a pass.
+    - `caches`: one a layer, none where keys and values stay as they are; `formats`: the same where they
+      are in formats that the user named.
+    - `chunks`: what runs parts of the layers over some tokens of a long window at a time.
+    - `way`: how a pass goes through the layers.
+    - `head_input`: what the head is given of the final states, None for the states themselves.
     """
-    begin = time.perf_counter()
-    try:
-        parts = _build(checkpoint, options, vocabulary, longest)
-    except torch.cuda.OutOfMemoryError as error:
-        raise out_of_memory(error) from None
-    parts.clock.add("load", time.perf_counter() - begin)
-    return TorchEngine(parts)
+
+    checkpoint: Checkpoint
+    options: TorchOptions
+    device: Device
+    dtype: torch.dtype
+    clock: DeviceClock
+    schemes: Schemes
+    arithmetic: Arithmetic
+    skeleton: Skeleton
+    fused: Fused
+    weights: WeightMap
+    slot: Slot
+    experts: Experts
+    caches: list[LayerCache]
+    formats: FormatCaches | None
+    feeds: Feeds
+    memory: Memory
+    layers: Layers
+    chunks: Chunks
+    way: Way
+    head: Head
+    head_input: HeadInput | None
+
+    @property
+    def model_name(self) -> str:
+        """The model's class, for errors."""
+        return type(self.skeleton.model).__name__
+
+    @property
+    def is_exact(self) -> bool:
+        """True of float32 in which no inputs and no caches are quantized."""
+        is_plain = self.arithmetic.mode == "weights" and not self.caches
+        return self.dtype == torch.float32 and is_plain
+
+    def identity(self) -> dict[str, Any]:
+        """Everything about model, arithmetic and device that can move a score."""
+        model = type(self.skeleton.model)
+        return {
+            "engine": "torch",
+            "torch": torch.__version__,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            **self.arithmetic.to_json(),
+            "kv_cache_dtype": self._kv_cache_dtype(),
+            **(self.formats.identity() if self.formats is not None else {}),
+            "attention": self.skeleton.attention,
+            "text_alone": self.skeleton.text_alone,
+            "model_class": f"{model.__module__}.{model.__qualname__}",
+            "vocabulary": self.head.vocabulary,
+            "device": self.device.to_json(),
+            "batch_windows": self.options.batch_windows,
+        }
+
+    def head_tensors(self) -> HeadTensors:
+        """The head, and the checkpoint's tensors that are its weight and bias as they are used."""
+        weight, bias = head_names(self.skeleton, self.weights)
+        # A bias is used in the compute dtype, a weight is kept as it is stored.
+        if bias is not None and self.checkpoint.read(bias).dtype != self.dtype:
+            bias = None
+        return HeadTensors(self.head, self.checkpoint.source, self.checkpoint.place, weight, bias)
+
+    def unused_tensors(self) -> list[str]:
+        """The checkpoint's tensors that no parameter and no cache is made of."""
+        cached = {name for cache in self.caches for name in cache.tensors}
+        return [name for name in self.weights.unused if name not in cached]
+
+    def _kv_cache_dtype(self) -> str | None:
+        """The dtype that keys and values are rounded to, None for the compute dtype."""
+        if self.arithmetic.is_llama_cpp:
+            return "float16"
+        declared = self.schemes.config.kv_cache if self.schemes.config is not None else None
+        return declared.described if self.caches and declared is not None else None
+
+
+class Table(Protocol):
+    """What is asked of a table [V, D]; a tensor is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def is_cuda(self) -> bool: ...
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor: ...
+
+
+class PackedTable:
+    """A table in packed `tensors` by suffix, all in one place, of which wanted rows are decoded."""
+
+    def __init__(
+        self, scheme: TableScheme, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ):
+        self.shape = tuple(scheme.shape)
+        self.is_cuda = all(tensor.is_cuda for tensor in tensors.values())
+        self._scheme, self._tensors, self._dtype = scheme, tensors, dtype
+        self._scratch = Scratch()
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        """[n, D] of the rows `index` int64 [n]; `dim` is 0."""
+        assert dim == 0
+        rows = {name: tensor.index_select(0, index) for name, tensor in self._tensors.items()}
+        out = torch.empty((len(index), self.shape[1]), dtype=self._dtype, device=index.device)
+        self._scheme.of_rows(len(index)).decode(rows, out, self._scratch)
+        return out
+
+
+def embed_from(
+    table: Table, embedding: torch.nn.Module, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Gives `embedding`, before every look-up, just the rows of its ids, in `dtype`.
+
+    - `table` [V, D], as it is stored: on `device` or on the host, where a model's whole size may be
+      more than the device has room for.
+
+    A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
+    thousand rows of it.
+    """
+
+    def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (ids,) = args
+        rows, places = _find(table, ids)
+        weight = rows.to(dtype)
+        module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
+        return (places,)
+
+    def forget(module: torch.nn.Module, args: Any, out: torch.Tensor) -> None:
+        module._parameters["weight"] = placeholder
+
+    # Some models look at the weight's device before they use it.
+    nothing = torch.zeros((1, table.shape[1]), dtype=dtype, device=device)
+    placeholder = torch.nn.Parameter(nothing, requires_grad=False)
+    embedding._parameters["weight"] = placeholder
+    # It says which row gets no gradient, and torch refuses one beyond the few rows that are there:
+    # gpt-oss has its padding at 199,999, SmolLM2 at 2.
+    if isinstance(embedding, torch.nn.Embedding):
+        embedding.padding_idx = None
+    embedding.register_forward_pre_hook(hook)
+    embedding.register_forward_hook(forget)
+
+
+def _find(table: Table, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the ids, where these are, and each one's place among them."""
+    if table.is_cuda:
+        # Finding out which ids are there twice would have the device wait.
+        rows = table.index_select(0, ids.reshape(-1))
+        return rows, torch.arange(len(rows), device=ids.device).view(ids.shape)
+    distinct, places = torch.unique(ids.cpu(), return_inverse=True)
+    rows = table.index_select(0, distinct.view(-1))
+    return rows.to(ids.device), places.to(ids.device)
 
 
 def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
@@ -85,7 +239,7 @@ def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
     return None
 
 
-def _build(
+def build_parts(
     checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None, longest: int | None
 ) -> Parts:
     device = choose_device(options.device, options.max_memory, options.memory_share)

@@ -1,8 +1,17 @@
-"""Devices and dtypes: where to compute, in what, and how much memory there is."""
+"""Devices and dtypes: where to compute, in what, in how much memory; and the seconds a stage takes.
+
+Work on a GPU is queued far ahead of its execution. Waiting for it around every stage would leave the
+device idle in between, so stages are marked by events in its stream, which are read when they are over
+(`DeviceClock`).
+"""
 
 import os
 import platform
 import resource
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +20,12 @@ import torch
 from scoremode.checkpoint.config import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError, UsageError
-from scoremode.head.bf16_matmul import cpu_has_instructions
+from scoremode.head.project import cpu_has_instructions
 from scoremode.lib.machine import cpu_name, memory_bytes
 
 __all__ = [
     "Device",
+    "DeviceClock",
     "choose_device",
     "choose_dtype",
     "fix_rounding",
@@ -28,6 +38,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
 _RUNTIME_BYTES = 3 << 28
 _STORED = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Marks that may be pending before those that are over are looked for: each is an event of the driver's.
+_PENDING = 1024
 
 
 @dataclass(frozen=True)
@@ -149,3 +161,47 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
 def has_instructions(dtype: torch.dtype, device: Device) -> bool:
     """True where the device multiplies matrices of `dtype` natively, rather than by converting."""
     return device.is_cuda or cpu_has_instructions(dtype)
+
+
+class DeviceClock:
+    """Seconds of every stage so far; stages must not overlap."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts what is queued inside as `name`; on a CPU, what runs."""
+        begin = self._mark()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                self._pending.append((name, begin, self._mark()))
+                if len(self._pending) > _PENDING:
+                    self._settle()
+            else:
+                self._seconds[name] += self._mark() - begin
+
+    def add(self, name: str, seconds: float) -> None:
+        self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of all stages that are over; those still queued will be in the next answer."""
+        self._settle()
+        return {name: round(value, 3) for name, value in self._seconds.items()}
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _settle(self) -> None:
+        # They end in the order in which they were queued.
+        while self._pending and self._pending[0][2].query():
+            name, begin, end = self._pending.popleft()
+            self._seconds[name] += begin.elapsed_time(end) / 1000

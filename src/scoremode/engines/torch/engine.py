@@ -5,8 +5,13 @@ one dense Slot and every micro-batch of the pass goes through it; only then come
 layer is decoded once a pass instead of once a window, so any format runs at the dense matmul's
 speed, and memory holds one dense layer and the pass's hidden states, whatever the model's size and
 the text's length.
+
+A base model in the same process runs beside it: its states are computed when they are compared with
+(`ModelReference`).
 """
 
+import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,30 +19,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import BaseEngine, Extras, OutOfMemory, Progress, Schedule, Work
+from scoremode.engines.torch.builder import Parts, build_parts
 from scoremode.engines.torch.device import join_segments, make_current
+from scoremode.engines.torch.kv_cache.layer_caches import check_used
 from scoremode.engines.torch.memory.budget import Memory, is_long, out_of_memory
-from scoremode.engines.torch.memory.rows import RowMemory
 from scoremode.engines.torch.model.attention import attention_backends
-from scoremode.engines.torch.model.forest import Ids
-from scoremode.engines.torch.model.stand_ins import NotSeparable
-from scoremode.engines.torch.parts import Parts
-from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
-from scoremode.engines.torch.passes.padding import may_pad
+from scoremode.engines.torch.model.layer_recorder import NotSeparable
+from scoremode.engines.torch.model.prefix_tree import Ids
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.passes.execution import Way, run_whole
+from scoremode.engines.torch.passes.microbatch import (
+    Inputs,
+    Launched,
+    fetched,
+    inputs_of,
+    may_pad,
+    score_states,
+)
 from scoremode.engines.torch.passes.proofs import FirstPass
-from scoremode.engines.torch.passes.rows import Rows, is_of_requests
-from scoremode.engines.torch.passes.scored import score_states
-from scoremode.engines.torch.passes.ways import Way, run_whole
-from scoremode.engines.torch.pending import Launched, fetched
-from scoremode.engines.torch.weights.kv_cache import check_used
-from scoremode.engines.work import Work
+from scoremode.head.project import HeadLogits
 from scoremode.lib import fallback
 from scoremode.reference.base import Span
-from scoremode.reference.keeper import HeadTensors
+from scoremode.reference.writer import HeadTensors
+from scoremode.report.divergence import Rows
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
-__all__ = ["TorchEngine"]
+__all__ = ["ModelReference", "TorchEngine", "build_engine"]
 
 # The plan's columns and the head's results of each micro-batch.
 _Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
@@ -354,3 +364,71 @@ class TorchEngine:
         if self.device.torch.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device.torch, non_blocking=True)
+
+
+def build_engine(
+    checkpoint: Checkpoint,
+    options: TorchOptions,
+    vocabulary: int | None = None,
+    longest: int | None = None,
+) -> TorchEngine:
+    """An engine for plans over one vocabulary.
+
+    - `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
+      fewer.
+    - `longest`: tokens of the longest window that it will be given, which weights make room for.
+
+    Raises CheckpointError, UnsupportedModel, EngineError.
+    """
+    begin = time.perf_counter()
+    try:
+        parts = build_parts(checkpoint, options, vocabulary, longest)
+    except torch.cuda.OutOfMemoryError as error:
+        raise out_of_memory(error) from None
+    parts.clock.add("load", time.perf_counter() - begin)
+    return TorchEngine(parts)
+
+
+class ModelReference:
+    """The model of `engine`, run over the same passes of `plan` as the model that is compared.
+
+    - `kept`: gets the final states [N, D] of each micro-batch, by their rows.
+    """
+
+    extra_sums = None
+
+    def __init__(
+        self,
+        engine: BaseEngine,
+        plan: Plan,
+        schedule: Schedule,
+        progress: Progress | None = None,
+        kept: dict[Span, torch.Tensor] | None = None,
+    ):
+        self._engine, self._offsets = engine, plan.offsets
+        self._passes = Work.passes(plan, schedule, progress=progress)
+        self._begins = [work.windows.start for work in self._passes]
+        # Of the spans that are expected and have yet to be asked for.
+        self._states: dict[Span, torch.Tensor] = {}
+        self._kept = kept
+
+    @property
+    def vocabulary(self) -> int:
+        return self._engine.vocabulary
+
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
+        first, last = np.searchsorted(self._offsets, [spans[0][0], spans[-1][1]]).tolist()
+        work = self._passes[bisect_right(self._begins, first) - 1].part(range(first, last))
+        rows = work.spans
+        assert rows == list(spans), f"{spans} are not the rows of micro-batches, which are {rows}"
+        self._states = dict(zip(rows, self._engine.final_states(work), strict=True))
+        if self._kept is not None:
+            self._kept.update(self._states)
+        work.progress(self._engine.head_work(work))
+
+    def logits(
+        self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
+    ) -> HeadLogits:
+        """Logits of one span that was expected, whose states are let go with it."""
+        (span,) = spans
+        return HeadLogits(self._engine.head, self._states.pop(span).to(device), tile)

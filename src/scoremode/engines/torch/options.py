@@ -1,11 +1,12 @@
-"""The torch engine's options, apart from it, for those who need no torch yet."""
+"""The torch engine's options, and those of a module in memory: there before torch is."""
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.kv_formats import KvCache
     from scoremode.engines.torch.engine import TorchEngine
-    from scoremode.engines.torch.matmul.arithmetic import Mode
+    from scoremode.engines.torch.in_memory import LiveEngine
+    from scoremode.engines.torch.matmul.linears import Mode
     from scoremode.engines.torch.memory.feeder import Place
     from scoremode.engines.torch.ranks.messages import Ranks
 
-__all__ = ["TorchOptions"]
+__all__ = ["LiveOptions", "TorchOptions"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TorchOptions:
         # Whatever the model, it is built with these: 1.6 s.
         "transformers.models.auto.modeling_auto",
         "transformers.modeling_utils",
-        "scoremode.engines.torch.builder",
+        "scoremode.engines.torch.engine",
     )
     attentions: ClassVar[Sequence[str]] = ("sdpa", "eager")
     runs_beside: ClassVar[bool] = True
@@ -77,7 +79,7 @@ class TorchOptions:
         notify: Callable[[str], None],
         ranks: "Ranks | None" = None,
     ) -> "Engine":
-        from scoremode.engines.torch.builder import build_engine
+        from scoremode.engines.torch.engine import build_engine
 
         engine = build_engine(checkpoint, self, vocabulary, int(plan.lengths.max()))
         if ranks is None:
@@ -89,7 +91,8 @@ class TorchOptions:
     def make_base(
         self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
     ) -> "TorchEngine":
-        from scoremode.engines.torch.builder import build_engine, is_gguf_checkpoint
+        from scoremode.engines.torch.builder import is_gguf_checkpoint
+        from scoremode.engines.torch.engine import build_engine
 
         options = self.of_base()
         if self.arithmetic == "llama.cpp" and not is_gguf_checkpoint(checkpoint):
@@ -120,3 +123,75 @@ class TorchOptions:
 
     def computing(self, dtype: Any, attention: Any = None) -> "TorchOptions":
         return replace(self, dtype=dtype, attention=attention or self.attention)
+
+
+@dataclass(frozen=True, eq=False)
+class LiveOptions:
+    """Options for `checkpoint`, a module in memory, which has its dtype and its device already.
+
+    `of_base`: those of a base that runs beside, on the same device.
+    """
+
+    checkpoint: ModuleInMemory
+    base: TorchOptions
+
+    modules: ClassVar[Sequence[str]] = (
+        *TorchOptions.modules,
+        "scoremode.engines.torch.in_memory",
+    )
+    attentions: ClassVar[Sequence[str]] = ()
+    runs_beside: ClassVar[bool] = True
+    reads_gguf: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    trust_remote_code: ClassVar[bool] = False
+
+    @property
+    def dtype(self) -> str:
+        return "auto"
+
+    @property
+    def gpu(self) -> int | None:
+        """None: whatever GPU the module is on is open."""
+        return None
+
+    def make(
+        self,
+        checkpoint: Checkpoint,
+        vocabulary: int | None,
+        plan: Plan,
+        notify: Callable[[str], None],
+        ranks: "Ranks | None" = None,
+    ) -> "LiveEngine":
+        from scoremode.engines.torch.in_memory import LiveEngine
+
+        assert isinstance(checkpoint, ModuleInMemory) and ranks is None
+        return LiveEngine(checkpoint, vocabulary, self.base.batch_windows)
+
+    def make_base(
+        self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
+    ) -> "TorchEngine":
+        device = str(next(self.checkpoint.module.parameters()).device)
+        return replace(self.base, device=device).make_base(checkpoint, vocabulary, longest)
+
+    def of_base(self) -> TorchOptions:
+        return self.base.of_base()
+
+    def in_dtype_of(self, checkpoint: Checkpoint) -> Self:
+        """A base in the module's dtype, that of its head, as `LiveEngine` says it."""
+        if self.base.dtype != "auto":
+            return self
+        from scoremode.engines.torch.in_memory import LiveModule
+
+        dtype: Any = str(LiveModule(self.checkpoint.module).dtype).removeprefix("torch.")
+        return replace(self, base=replace(self.base, dtype=dtype))
+
+    def keeping(self) -> Self:
+        return self
+
+    def sharing(self, held: Callable[[Any], int]) -> Self:
+        """The same: the module has its memory already."""
+        return self
+
+    def computing(self, dtype: Any, attention: Any = None) -> TorchOptions:
+        """Options of a base that computes otherwise; the module computes as it does."""
+        return self.base.computing(dtype, attention)

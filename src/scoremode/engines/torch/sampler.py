@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.sampling import Asked, Reply, Sampling, reply_of
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
-from scoremode.engines.torch.model.architecture import find_architecture
-from scoremode.engines.torch.model.library_errors import telling
+from scoremode.engines.torch.model.architecture import find_architecture, telling
 from scoremode.errors import EngineError, UnsupportedModel
 
 __all__ = ["TorchSampler", "TorchSampling", "drawn"]

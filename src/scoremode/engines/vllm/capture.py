@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.prompts import PromptScores
 from scoremode.errors import EngineError
 from scoremode.head.project import Head, score_rows
-from scoremode.reference.keeper import HeadTensors
 from scoremode.reference.states import read_states
+from scoremode.reference.writer import HeadTensors
 from scoremode.results.statistics.agreement import LIMITS
 
 __all__ = ["prove_states", "read_head"]

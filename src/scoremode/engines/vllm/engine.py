@@ -21,8 +21,8 @@ from scoremode.engines.vllm.prompts import Against, Keep
 from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
-from scoremode.reference.keeper import HeadTensors, Keeper
-from scoremode.reference.ordered import OrderedReference
+from scoremode.reference.stored import OrderedReference
+from scoremode.reference.writer import HeadTensors, Keeper
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.text.plan import Plan

@@ -10,7 +10,6 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
-from scoremode.engines.torch.base_model import ModelReference
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import Head
 from scoremode.lib.json import json_digest
@@ -18,9 +17,8 @@ from scoremode.lib.tasks import Task
 from scoremode.llama_cpp.file import Contents, LogitsFile
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.base import Reference, Span
-from scoremode.reference.ordered import OrderedReference
 from scoremode.reference.replay import Replay, compare_base, replay
-from scoremode.reference.stored import StoredReference
+from scoremode.reference.stored import OrderedReference, StoredReference
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
@@ -167,6 +165,8 @@ class ModelBaseline:
         _ = self._files
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        from scoremode.engines.torch.engine import ModelReference
+
         kept = self.kept if len(schedule.passes(plan)) == 1 else None
         return ModelReference(self.engine, plan, schedule, progress, kept)
 

@@ -180,7 +180,7 @@ def _as_scored(stored: "StoredReference", record: Mapping[str, Any], rows: int) 
     """The base's Scores in the order in which the run took its windows, as many rows as it has."""
     if record.get("protocol", {}).get("seed") is None:
         return stored.scores
-    from scoremode.reference.ordered import OrderedReference
+    from scoremode.reference.stored import OrderedReference
 
     plan = stored.plan().drawn(protocol_of(record))
     taken = OrderedReference(stored, plan).rows(0, min(rows, plan.scored))

@@ -215,7 +215,7 @@ class _Base:
         if self._engine is None:
             assert self._stored is not None
             return _Rows(_in_order(self._stored, part), part)
-        from scoremode.engines.torch.base_model import ModelReference
+        from scoremode.engines.torch.engine import ModelReference
 
         schedule = part.schedule(pass_windows)
         return ModelReference(self._engine, part.plan, schedule, progress)
@@ -231,8 +231,7 @@ class _Base:
 
 def _in_order(stored: "Reference", part: Sample) -> "Reference":
     """A stored base by the rows of the run's plan, whose windows may have been drawn."""
-    from scoremode.reference.ordered import OrderedReference
-    from scoremode.reference.stored import StoredReference
+    from scoremode.reference.stored import OrderedReference, StoredReference
 
     if part.plan.planned is None or not isinstance(stored, StoredReference):
         return stored
@@ -289,7 +288,7 @@ def _built(
     checkpoint: "Checkpoint", options: TorchOptions, engine: Mapping[str, Any], longest: int
 ) -> "TorchEngine":
     """An engine with a record's options. Raises Unreachable where the model can't have them."""
-    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.engine import build_engine
 
     try:
         return build_engine(checkpoint, options, engine["vocabulary"], longest)

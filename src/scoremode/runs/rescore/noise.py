@@ -17,7 +17,7 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Engine, Extras, Options, Schedule
 from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.ranks.commands import ScorePasses, ScoreVariant
+from scoremode.engines.torch.ranks.messages import ScorePasses, ScoreVariant
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.reference.stored import StoredReference

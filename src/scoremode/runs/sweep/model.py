@@ -13,7 +13,7 @@ from scoremode.errors import EngineError, RunFolderError, line_of
 from scoremode.lib import fallback
 from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
-from scoremode.reference.keeper import HeadTensors
+from scoremode.reference.writer import HeadTensors
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.checks import checked_record

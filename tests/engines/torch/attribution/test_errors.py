@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scoremode.engines.torch.attribution.errors import Error, LayerErrors
+from scoremode.engines.torch.attribution.units import Error, LayerErrors
 
 
 class Layer(nn.Module):

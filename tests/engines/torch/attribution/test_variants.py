@@ -15,8 +15,7 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Extras
 from scoremode.engines.torch.attribution.units import find_units
 from scoremode.engines.torch.attribution.variants import Variants
-from scoremode.engines.torch.base_model import ModelReference
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import ModelReference, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError
 from scoremode.results.scores import concatenate

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.kv_formats import KvCache, cache_of, parse_kv_cache
-from scoremode.engines.torch.kv_cache import caches
+from scoremode.engines.torch.kv_cache import formats as caches
 from scoremode.errors import UnsupportedModel, UsageError
 
 HEAD = 32

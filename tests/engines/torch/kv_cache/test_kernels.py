@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scoremode.engines.kv_formats import parse_kv_cache
-from scoremode.engines.torch.kv_cache.rounding import rounded
+from scoremode.engines.torch.kv_cache.formats import rounded
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 from scoremode.engines.torch.kv_cache import kernels  # noqa: E402
@@ -55,7 +55,7 @@ def test_the_same_numbers(name, size, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_gives_the_cpus_numbers(name):
     """Through the kernel, in each layout, and without it."""
-    from scoremode.engines.torch.kv_cache.rounding import _rounded
+    from scoremode.engines.torch.kv_cache.formats import _rounded
     from scoremode.lib import fallback
 
     form, x = parse_kv_cache(name).k, states(128, torch.bfloat16)

@@ -6,7 +6,7 @@ import torch
 from support.kv_cache_formats import hadamard, of_numpy
 
 from scoremode.engines.kv_formats import KvFormat, parse_kv_cache
-from scoremode.engines.torch.kv_cache.rounding import (
+from scoremode.engines.torch.kv_cache.formats import (
     check_head,
     largest_of,
     rotated,

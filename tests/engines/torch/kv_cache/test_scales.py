@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from scoremode.engines.kv_formats import KvCache, RecordedScales, parse_kv_cache
-from scoremode.engines.torch.kv_cache.scales import given_scales
+from scoremode.engines.torch.kv_cache.layer_caches import given_scales
 from scoremode.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
 triton = pytest.importorskip("triton", reason="needs Triton")
-from scoremode.engines.torch.matmul.epilogue_kernel import finish_sums  # noqa: E402
+from scoremode.engines.torch.matmul.kernels import finish_sums  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 # The interpreter takes the bits of bfloat16 for integers.

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from scoremode.engines.torch.device import choose_device
-from scoremode.engines.torch.matmul import instructions, products
+from scoremode.engines.torch.matmul import products
+from scoremode.engines.torch.matmul import products as instructions
 from scoremode.schemes.decoding.codes import Codes
 
 CPU = choose_device("cpu", None, None)

@@ -10,7 +10,7 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
 triton = pytest.importorskip("triton", reason="needs Triton")
-from scoremode.engines.torch.matmul.matmul_kernel import multiply_parts  # noqa: E402
+from scoremode.engines.torch.matmul.kernels import multiply_parts  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 # The interpreter takes the bits of bfloat16 for integers; float16 holds these codes as well.
@@ -77,7 +77,7 @@ def test_totals_of_integers_are_exact(shape):
 
 
 def test_more_entries_than_32_bits_reach(monkeypatch):
-    from scoremode.engines.torch.matmul import matmul_kernel
+    from scoremode.engines.torch.matmul import kernels as matmul_kernel
 
     monkeypatch.setattr(matmul_kernel, "_REACH", 96 * 40)
     x, w = integers(100, 96, 127, None, 0), integers(33, 96, 8, 32, 1)

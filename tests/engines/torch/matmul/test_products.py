@@ -5,8 +5,11 @@ import torch
 
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul import products
-from scoremode.engines.torch.matmul.instructions import cpu_multiplies_int8
-from scoremode.engines.torch.matmul.products import exact_int_product, int8_product
+from scoremode.engines.torch.matmul.products import (
+    cpu_multiplies_int8,
+    exact_int_product,
+    int8_product,
+)
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch

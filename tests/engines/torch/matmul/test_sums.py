@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scoremode.engines.torch.matmul.instructions import scales_blocks
+from scoremode.engines.torch.matmul.products import scales_blocks
 from scoremode.engines.torch.matmul.sums import (
     Operands,
     by_parts,

@@ -11,7 +11,7 @@ from support.peak_bytes import live_bytes
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.memory.activations import Activations, activations
-from scoremode.engines.torch.model.sliding import block_of
+from scoremode.engines.torch.model.attention import block_of
 
 LENGTH, CHUNK = 2048, 256
 WIDE = {

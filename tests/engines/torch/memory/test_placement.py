@@ -12,7 +12,7 @@ from support.models import edit_config, edit_tensors
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.memory import placement
+from scoremode.engines.torch.memory import budget as placement
 from scoremode.engines.torch.memory.budget import Memory
 from scoremode.errors import UsageError
 

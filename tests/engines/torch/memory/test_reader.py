@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from scoremode.checkpoint import bulk_io
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
-from scoremode.engines.torch.memory.reader import Block, Reader
+from scoremode.engines.torch.memory.feeder import Block, Reader
 from scoremode.errors import CheckpointError
 
 ALIGNMENT = 256

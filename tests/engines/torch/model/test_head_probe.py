@@ -14,7 +14,7 @@ from support.models import (
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from scoremode.engines.torch.model.head_probe import HeadShape, probe_head
+from scoremode.engines.torch.weights.head import HeadShape, probe_head
 from scoremode.errors import UnsupportedModel
 
 ROWS = 50

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.model.library_errors import check_layers, telling
+from scoremode.engines.torch.model.architecture import check_layers, telling
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from scoremode.engines.torch.model.preamble import merge_calls
-from scoremode.engines.torch.model.stand_ins import Call
+from scoremode.engines.torch.model.layer_recorder import Call
+from scoremode.engines.torch.passes.execution import merge_calls
 
 
 def call(*args, at=0, **kwargs):

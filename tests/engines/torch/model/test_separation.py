@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from scoremode.engines.torch.model.separation import prove_separable
+from scoremode.engines.torch.model.layer_recorder import Call, NotSeparable
 from scoremode.engines.torch.model.skeleton import Recorded, Skeleton
-from scoremode.engines.torch.model.stand_ins import Call, NotSeparable
+from scoremode.engines.torch.passes.execution import prove_separable
 
 
 class Made:

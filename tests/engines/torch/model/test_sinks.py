@@ -6,8 +6,9 @@ from support.engine import make_engine, score
 from support.models import ARCHITECTURES, make_checkpoint, random_plan
 from torch import nn
 
-from scoremode.engines.torch.model import build, sinks
-from scoremode.engines.torch.model.sinks import SINKS, attend_with_sinks, choose_sinks
+from scoremode.engines.torch.model import attention as sinks
+from scoremode.engines.torch.model import build
+from scoremode.engines.torch.model.attention import SINKS, attend_with_sinks, choose_sinks
 
 CPU = torch.device("cpu")
 

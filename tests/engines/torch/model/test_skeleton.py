@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from scoremode.engines.torch.model.layer_recorder import NotSeparable
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
-from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.errors import UnsupportedModel
 
 IDS = torch.tensor([[1, 2, 3]])

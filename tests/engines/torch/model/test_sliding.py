@@ -8,8 +8,8 @@ from support.engine import make_engine
 from support.models import make_checkpoint
 from torch import nn
 
-from scoremode.engines.torch.model import sliding
-from scoremode.engines.torch.model.sliding import (
+from scoremode.engines.torch.model import attention as sliding
+from scoremode.engines.torch.model.attention import (
     attend,
     block_of,
     has_narrow_values,

@@ -13,7 +13,7 @@ from torch import nn
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.model import sliding
+from scoremode.engines.torch.model import attention as sliding
 from scoremode.engines.torch.passes.chunks import holds_each_token_apart, in_chunks
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"bert", "electra"})

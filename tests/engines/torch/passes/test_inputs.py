@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.models import random_plan
 from support.request_plans import plan_of, shared_plan
 
-from scoremode.engines.torch.model.forest import ForestIds
-from scoremode.engines.torch.passes.inputs import forest_rows, inputs_of
+from scoremode.engines.torch.model.prefix_tree import ForestIds
+from scoremode.engines.torch.passes.microbatch import forest_rows, inputs_of
 from scoremode.text.batching import lay
 from scoremode.text.task_requests import TokenRequest
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.torch.passes.layers import Layers
+from scoremode.engines.torch.device import DeviceClock
+from scoremode.engines.torch.passes.execution import Layers
 
 
 class Noted:

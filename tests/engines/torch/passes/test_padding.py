@@ -10,7 +10,7 @@ from support.models import ARCHITECTURES, VOCAB, make_checkpoint
 from support.uneven_plans import unequal_plan
 
 from scoremode.engines.torch.matmul.linears import Windows
-from scoremode.engines.torch.passes.padding import (
+from scoremode.engines.torch.passes.microbatch import (
     filled_ids,
     may_pad,
     most_filled,

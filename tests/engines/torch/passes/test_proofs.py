@@ -6,8 +6,8 @@ from support.engine import make_engine, score
 from support.models import make_checkpoint, random_plan
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from scoremode.engines.torch.model.head_probe import HeadShape
 from scoremode.engines.torch.passes.proofs import probe_ids
+from scoremode.engines.torch.weights.head import HeadShape
 from scoremode.errors import UnsupportedModel
 
 

@@ -4,9 +4,9 @@ import torch
 from support.engine import make_engine
 from support.models import random_plan
 
-from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.torch.passes.scored import score_states
-from scoremode.engines.work import Work
+from scoremode.engines.base import Work
+from scoremode.engines.torch.device import DeviceClock
+from scoremode.engines.torch.passes.microbatch import score_states
 from scoremode.head.project import score_rows
 
 

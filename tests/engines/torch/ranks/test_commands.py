@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.ranks.commands import (
+from scoremode.engines.torch.ranks.messages import (
     End,
     LookFor,
     ScorePasses,

@@ -6,7 +6,7 @@ import pytest
 from engines.torch.ranks.far_ranks import far_place
 from support.waiting import HANG
 
-from scoremode.engines.torch.ranks.connection import Connection, listener
+from scoremode.engines.torch.ranks.lifeline import Connection, listener
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from engines.torch.ranks.far_ranks import far_place
 
-from scoremode.engines.torch.ranks.device import gpu_of, same_gpu, take_device
-from scoremode.engines.torch.ranks.places import Place
+from scoremode.engines.torch.ranks.places import Place, gpu_of, same_gpu, take_device
 from scoremode.errors import UsageError
 
 

@@ -11,14 +11,12 @@ from support.engine import make_engine
 from support.models import VOCAB, make_checkpoint, random_plan
 from support.uneven_plans import unequal_plan
 
-from scoremode.engines.base import Extras, OutOfMemory, Schedule
+from scoremode.engines.base import Extras, OutOfMemory, Schedule, Work
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.ranks.commands import ScorePasses
 from scoremode.engines.torch.ranks.engine import DataParallelEngine, deal
-from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.engines.work import Work
+from scoremode.engines.torch.ranks.messages import Ranks, ScorePasses
 from scoremode.errors import RunFolderError
-from scoremode.reference.keeper import Keeper
+from scoremode.reference.writer import Keeper
 from scoremode.results.scores import Scores, concatenate
 
 

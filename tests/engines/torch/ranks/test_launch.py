@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_for
 
-from scoremode.engines.torch.ranks import launch
-from scoremode.engines.torch.ranks.launch import Others
-from scoremode.engines.torch.ranks.places import PLACE, place_of
+from scoremode.engines.torch.ranks import places
+from scoremode.engines.torch.ranks.places import PLACE, Others, place_of
 
 
 @pytest.fixture
@@ -27,13 +26,13 @@ def program(tmp_path, monkeypatch) -> Path:
         "raise SystemExit('no luck')\n"
     )
     file.chmod(0o755)
-    monkeypatch.setattr(launch.sys, "executable", str(file))
+    monkeypatch.setattr(places.sys, "executable", str(file))
     return tmp_path
 
 
 def test_each_knows_its_place_and_one_that_ends_is_named(program, monkeypatch):
     signals: list[int] = []
-    monkeypatch.setattr(launch.signal, "pthread_kill", lambda _, number: signals.append(number))
+    monkeypatch.setattr(places.signal, "pthread_kill", lambda _, number: signals.append(number))
     others = Others(["ppl", "model"], 3)
     try:
         wait_for(lambda: (program / "1").exists() and (program / "2").exists())

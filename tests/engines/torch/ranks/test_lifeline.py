@@ -15,8 +15,7 @@ from engines.torch.ranks.far_ranks import far_place, joined_lines, nobody_ended
 from support.waiting import HANG, wait_for
 
 from scoremode.engines.torch.ranks import lifeline
-from scoremode.engines.torch.ranks.connection import Peer
-from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines
+from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines, Peer
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
 

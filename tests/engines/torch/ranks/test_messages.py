@@ -13,9 +13,8 @@ from engines.torch.ranks.joined import join, together
 from torch.distributed import HashStore
 
 from scoremode.engines.base import OutOfMemory
-from scoremode.engines.torch.ranks import messages, stores
-from scoremode.engines.torch.ranks.connection import Peer
-from scoremode.engines.torch.ranks.lifeline import Lifelines
+from scoremode.engines.torch.ranks import messages
+from scoremode.engines.torch.ranks.lifeline import Lifelines, Peer
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.context import agree
@@ -24,7 +23,7 @@ from scoremode.runs.context import agree
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_large_columns_travel_whole(monkeypatch: pytest.MonkeyPatch, use_libuv: bool):
     """In either of torch's stores: torchrun's is the one without libuv where USE_LIBUV=0 says so."""
-    monkeypatch.setattr(stores, "TCPStore", partial(stores.TCPStore, use_libuv=use_libuv))
+    monkeypatch.setattr(messages, "TCPStore", partial(messages.TCPStore, use_libuv=use_libuv))
     columns = {"a": np.arange(3_000_000, dtype=np.int32), "b": np.zeros(0, np.float64)}
 
     def work(ranks: Ranks) -> object:

@@ -7,10 +7,9 @@ import pytest
 from engines.torch.ranks.far_ranks import far_place, nobody_ended
 from torch.distributed import HashStore
 
-from scoremode.engines.torch.ranks import stores
-from scoremode.engines.torch.ranks.connection import listener
-from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines
-from scoremode.engines.torch.ranks.stores import connected
+from scoremode.engines.torch.ranks import messages
+from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines, listener
+from scoremode.engines.torch.ranks.messages import connected
 from scoremode.errors import EngineError
 
 
@@ -40,7 +39,7 @@ def test_under_srun_the_lifelines_say_where_it_is():
 
 def test_under_torchrun_it_says_where_the_lifelines_are(monkeypatch):
     shared = HashStore()
-    monkeypatch.setattr(stores, "rendezvous", lambda *_, **__: iter([(shared, 0, 2)]))
+    monkeypatch.setattr(messages, "rendezvous", lambda *_, **__: iter([(shared, 0, 2)]))
     place = far_place(0)
     first, line = Lifelines(place), Lifeline(far_place(1))
     connected(place, None, first)
@@ -51,20 +50,20 @@ def test_under_torchrun_it_says_where_the_lifelines_are(monkeypatch):
 
 
 def test_a_first_rank_that_does_not_come_is_missed(monkeypatch):
-    monkeypatch.setattr(stores, "rendezvous", lambda *_, **__: iter([(HashStore(), 1, 2)]))
-    monkeypatch.setattr(stores, "PATIENCE", 0.1)
+    monkeypatch.setattr(messages, "rendezvous", lambda *_, **__: iter([(HashStore(), 1, 2)]))
+    monkeypatch.setattr(messages, "PATIENCE", 0.1)
     with pytest.raises(EngineError, match="torchrun: rank 0 has not come in 0 s"):
         connected(far_place(1), None, Lifeline(far_place(1)))
 
 
 def test_the_others_reach_the_address_that_torchrun_has_where_it_is_this_machines():
     place = far_place(0)
-    assert stores._reached(place) == "127.0.0.1"
-    elsewhere = stores.Place(0, 2, "torchrun", 0, 1, host="192.0.2.1", port=9)
+    assert messages._reached(place) == "127.0.0.1"
+    elsewhere = messages.Place(0, 2, "torchrun", 0, 1, host="192.0.2.1", port=9)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             own = probe.getsockname()[0]
     except OSError:
         pytest.skip("this machine has no route to anywhere")
-    assert stores._reached(elsewhere) == own
+    assert messages._reached(elsewhere) == own

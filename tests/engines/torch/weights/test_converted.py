@@ -11,7 +11,7 @@ from transformers import conversion_mapping, core_model_loading
 from transformers.core_model_loading import Chunk, Concatenate, Transpose, WeightConverter
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CheckpointError
 from scoremode.results.scores import concatenate

@@ -5,7 +5,7 @@ import torch
 from support.gguf.blocks import dequantized, random_blocks
 from torch import nn
 
-from scoremode.engines.torch.weights.embedding import PackedTable, embed_from
+from scoremode.engines.torch.builder import PackedTable, embed_from
 from scoremode.schemes.gguf import Blocks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton", reason="needs Triton")
 from support.fused_cases import DEVICE, dtypes
 
+from scoremode.engines.torch.fused.kernels import weighted_sums
 from scoremode.engines.torch.fused.proofs import differing
-from scoremode.engines.torch.weights.expert_sums import weighted_sums
 
 
 @dtypes

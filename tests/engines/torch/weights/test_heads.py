@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.schemes import same
 
-from scoremode.engines.torch.weights.heads import Heads
-from scoremode.engines.torch.weights.sources import Source
+from scoremode.engines.torch.weights.slot import Heads, Source
 from scoremode.errors import CheckpointError
 from scoremode.schemes.base import Dense, Scratch
 from scoremode.schemes.fused_experts import Expert, Stacked

@@ -5,8 +5,7 @@ import torch
 from support.families.exl3 import quantize
 from support.schemes import same
 
-from scoremode.engines.torch.weights.joined import Joined
-from scoremode.engines.torch.weights.sources import Source
+from scoremode.engines.torch.weights.slot import Joined, Source
 from scoremode.schemes.base import Dense, Scratch
 from scoremode.schemes.exl3 import Exl3
 

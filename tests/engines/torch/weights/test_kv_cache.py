@@ -22,13 +22,13 @@ from support.models import (
     random_plan,
 )
 
-from scoremode.engines.torch.matmul.linears import Windows
-from scoremode.engines.torch.weights.kv_cache import (
+from scoremode.engines.torch.kv_cache.layer_caches import (
     LayerCache,
     build_half_caches,
     cache_keywords,
     check_used,
 )
+from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import preset

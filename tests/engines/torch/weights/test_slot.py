@@ -6,8 +6,7 @@ import torch
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
 from scoremode.engines.torch.matmul.products import float_product, int8_product
-from scoremode.engines.torch.weights.slot import Slot
-from scoremode.engines.torch.weights.sources import Binding
+from scoremode.engines.torch.weights.slot import Binding, Slot
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors_weights import FloatQuantized, IntQuantized

@@ -2,7 +2,7 @@
 
 import torch
 
-from scoremode.engines.torch.weights.sources import Binding, Source
+from scoremode.engines.torch.weights.slot import Binding, Source
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Dense
 from scoremode.schemes.compressed_tensors_weights import IntQuantized

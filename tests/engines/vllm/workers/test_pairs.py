@@ -10,7 +10,7 @@ from scoremode.engines.vllm.workers.bases import Share, open_base
 from scoremode.engines.vllm.workers.pairs import compare
 from scoremode.head.full import full_pairs
 from scoremode.head.project import score_pairs
-from scoremode.llama_cpp.sums import LlamaCppSums
+from scoremode.llama_cpp.reference import LlamaCppSums
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, ENTRIES = 30, 101

@@ -18,17 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from scoremode.engines.base import Schedule
-from scoremode.engines.torch.attribution.errors import Error, LayerErrors
-from scoremode.engines.torch.attribution.units import Unit
+from scoremode.engines.base import Schedule, Work
+from scoremode.engines.torch.attribution.units import Error, LayerErrors, Unit
 from scoremode.engines.torch.device import make_current
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.memory.budget import out_of_memory
 from scoremode.engines.torch.model.attention import attention_backends
-from scoremode.engines.torch.model.stand_ins import Call
-from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
-from scoremode.engines.torch.passes.ways import LayerByLayer
-from scoremode.engines.work import Work
+from scoremode.engines.torch.model.layer_recorder import Call
+from scoremode.engines.torch.passes.execution import LayerByLayer
+from scoremode.engines.torch.passes.microbatch import Inputs, inputs_of
 from scoremode.errors import EngineError
 from scoremode.head.project import HeadLogits, divergences, tile_of
 from scoremode.reference.base import Span

@@ -4,22 +4,24 @@ Run as the library writes them, a norm, a gated product and a rotation are some 
 memory. Here each is one pass that reads its inputs once and writes its result once. An intermediate
 that the eager ops round to the compute dtype is rounded here too, products and sums are never
 contracted to one operation where eager has two, and the exponential is CUDA's own. So only the order of
-a norm's float32 sum differs from eager. `proofs.py` has the same formulas in plain torch.
+a norm's float32 sum differs from eager. `proofs.py` has the same formulas in plain torch; of the sum
+of what a token gets from its experts, `weights/experts.py`.
 
 No program shares an output with another and nothing is tuned at run time: the bits are the same on
 every run.
 """
-
-# Triton comes with the CUDA builds of torch.
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-__all__ = ["Activation", "NormForm", "gate", "rms_norm", "rotate"]
+__all__ = ["Activation", "NormForm", "gate", "rms_norm", "rotate", "weighted_sums"]
+
+# Triton comes with the CUDA builds of torch.
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+
 
 # Numbers of the formulas in `proofs.py`.
 NormForm = {"rounded": 0, "float": 1, "plus one": 2}
@@ -32,6 +34,7 @@ _EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 _NORM_TILE = 4096
 _GATE_TILE = 2048
 _HEADS = 16
+_SUM_TILE = 1024
 
 
 def rms_norm(
@@ -238,3 +241,34 @@ def _turn(
         bc, a_s = bc.to(low.dtype).to(tl.float32), a_s.to(low.dtype).to(tl.float32)
     tl.store(out, (ac + bs).to(low.dtype), mask=inside)
     tl.store(out + half, (bc + a_s).to(low.dtype), mask=inside)
+
+
+def weighted_sums(
+    out: torch.Tensor, outputs: torch.Tensor, places: torch.Tensor, weights: torch.Tensor
+) -> None:
+    """Fills `out` [N, D] with each token's weighted outputs, added up in float32 and rounded once.
+
+    - `outputs` [N·K, D]: of all experts, bfloat16 or float16 like `out`, contiguous.
+    - `places` int64 [N, K]: the rows of a token's choices, in the order in which they are added.
+    - `weights` [N, K]: float32, or of the dtype of `outputs`; each product is rounded to it.
+    """
+    width = out.shape[-1]
+    if len(out):
+        _weighted_sums[(len(out), triton.cdiv(width, _SUM_TILE))](
+            out, outputs, places.contiguous(), weights.contiguous(), width,
+            choices=places.shape[1], tile=_SUM_TILE, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weighted_sums(out, outputs, places, weights, width, choices: tl.constexpr, tile: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside = column < width
+    total = tl.zeros((tile,), tl.float32)
+    for k in tl.static_range(choices):
+        row = tl.load(places + token * choices + k) * width
+        weight = tl.load(weights + token * choices + k)
+        value = tl.load(outputs + row + column, mask=inside, other=0.0).to(tl.float32)
+        total += (value * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+    tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)

@@ -19,14 +19,16 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.fused.forwards import (
+    PARTS,
     Note,
     Rotation,
     gate_of_experts,
     gated_forward,
+    layer_forward,
     norm_forward,
+    prove_layer,
     rebound,
 )
-from scoremode.engines.torch.fused.layer import PARTS, layer_forward, prove_layer
 from scoremode.engines.torch.fused.proofs import NotFused, prove_gate, prove_gated, prove_norm
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import has_gate, is_experts
@@ -36,6 +38,8 @@ from scoremode.lib.fallback import is_missing
 __all__ = ["Fused", "fuse", "fuse_modules"]
 
 _ROTATION = "apply_rotary_pos_emb"
+# Every nn.Module has these of its own.
+_SHARED = {name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))}
 
 
 class Fused:
@@ -175,7 +179,3 @@ def _alike(module: nn.Module) -> tuple[Any, ...]:
     weights = [(n, p.shape, p.dtype) for n, p in module._parameters.items() if p is not None]
     parts = [(n, type(m)) for n, m in module._modules.items()]
     return type(module), tuple(settings), tuple(weights), tuple(parts)
-
-
-# Every nn.Module has these of its own.
-_SHARED = {name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))}

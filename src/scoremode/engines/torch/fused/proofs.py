@@ -45,6 +45,11 @@ K = TypeVar("K")
 _NORM_SHARE, _NORM_PLACES = 0.005, 2
 # Of an activation's: none on a GPU; the interpreter's exponential is numpy's, not torch's.
 _GATE_SHARE = {"cuda": 0.0, "cpu": 0.005}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
+    "gelu": functional.gelu,
+}
 
 
 class NotFused(Exception):
@@ -61,11 +66,6 @@ NORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "rounded": lambda x, w, eps: w * _unit(x, eps).to(x.dtype),
     "float": lambda x, w, eps: (w.float() * _unit(x, eps)).to(x.dtype),
     "plus one": lambda x, w, eps: (_unit(x, eps) * (1.0 + w.float())).to(x.dtype),
-}
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
-    "gelu": functional.gelu,
 }
 
 

@@ -1,4 +1,4 @@
-"""Keys and values as a cache in a format gives them back, in one launch: the numbers of `rounding.py`.
+"""Keys and values as a cache in a format gives them back, in one launch: the numbers of `formats.py`.
 
 A program holds some tokens' heads whole: their rotation, scales and codes never leave it, so that what
 is read and written is what attention needs anyway. A line is what shares a scale, a head or a block of

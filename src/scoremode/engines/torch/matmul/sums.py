@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
+from scoremode.head.project import bf16_matmul, cpu_has_instructions
 from scoremode.lib.fallback import attempt
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
@@ -90,7 +90,7 @@ def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
         out = sums if sums.dtype == operands.dtype else torch.empty_like(sums, dtype=operands.dtype)
 
         def run() -> None:
-            from scoremode.engines.torch.matmul.epilogue_kernel import finish_sums
+            from scoremode.engines.torch.matmul.kernels import finish_sums
 
             finish_sums(sums, x_scale, weight_scale, operands.bias, out)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.torch.model.sliding import block_of, slides
+from scoremode.engines.torch.model.attention import block_of, slides
 
 __all__ = ["Activations", "activations", "widest_head"]
 

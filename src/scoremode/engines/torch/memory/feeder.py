@@ -15,19 +15,24 @@ three run at nearly the same speed while a pass is long enough.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
 import torch
 
+from scoremode.checkpoint.bulk_io import FileReader, Part
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.memory.reader import Block, Reader
+from scoremode.checkpoint.safetensors_files import TensorInfo
+from scoremode.errors import CheckpointError
 from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 
-__all__ = ["Feeder", "Feeds", "Mapped", "Place"]
+__all__ = ["Block", "Feeder", "Feeds", "Mapped", "Place", "Reader"]
 
+# Of a tensor's place in its block: what any kernel's widest loads need.
+_ALIGNMENT = 256
+_THREADS = 8
 Place = Literal["device", "host", "disk"]
-
 # Pinned memory between files and device: a piece is read while others are sent.
 _PIECE = 1 << 26
 _PIECES = 3
@@ -40,6 +45,45 @@ _DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors side by side: `tensors` name → its first byte's place, and its header; `bytes` in all."""
+
+    tensors: dict[str, tuple[int, TensorInfo]]
+    bytes: int
+
+    @classmethod
+    def of(cls, infos: Sequence[TensorInfo]) -> "Block":
+        at, tensors = 0, {}
+        # In the order of the files, so that they are read from front to back.
+        for info in sorted(infos, key=lambda i: (str(i.file), i.begin)):
+            tensors[info.name] = (at, info)
+            at += -(-info.bytes // _ALIGNMENT) * _ALIGNMENT
+        return cls(tensors, at)
+
+
+class Reader(FileReader):
+    """Threads that read blocks of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(_THREADS, "scoremode-read", CheckpointError)
+
+    def fill(self, memory: torch.Tensor, block: Block, begin: int) -> None:
+        """Fills `memory` uint8 [n] with the block's bytes from `begin` on.
+
+        Raises CheckpointError.
+        """
+        view, end = memory.numpy().data, begin + len(memory)
+        parts = []
+        for at, info in block.tensors.values():
+            low, high = max(at, begin), min(at + info.bytes, end)
+            if low < high:
+                name = f"{info.file}: tensor {info.name}: the file"
+                part = view[low - begin : high - begin]
+                parts.append(Part(info.file, info.begin + low - at, part, name))
+        self.read(parts)
 
 
 class Feeds(Protocol):

@@ -8,18 +8,26 @@ another's states and logits is in its own code alone. That is not asked for wher
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from scoremode.checkpoint.config import language_config
+from scoremode.checkpoint.config import language_config, layers_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.folder import MODELOPT
-from scoremode.errors import UnsupportedModel, words_of
+from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel, words_of
 
-__all__ = ["Architecture", "cannot_be_built", "find_architecture", "no_model_type"]
+__all__ = [
+    "Architecture",
+    "cannot_be_built",
+    "check_layers",
+    "find_architecture",
+    "no_model_type",
+    "telling",
+]
 
 # Model types that are another's under a name of their own. Kimi K2's is transformers' own rule, in its
 # configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
@@ -31,6 +39,8 @@ _KINDS = {
     "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
 }
+# Fields of embeddings and logits that are more than a table's rows and a matrix's product.
+_FACTOR = re.compile(r"(logit|emb).*(scal|multiplier)|scale_(emb|logit)|soft_?cap")
 
 
 @dataclass(frozen=True)
@@ -137,10 +147,6 @@ def _check_vouched(checkpoint: Checkpoint, part: Mapping[str, Any], config: Any)
             raise _unknown(checkpoint, f"; its {key} is {value}, and what that changes isn't known")
 
 
-# Fields of embeddings and logits that are more than a table's rows and a matrix's product.
-_FACTOR = re.compile(r"(logit|emb).*(scal|multiplier)|scale_(emb|logit)|soft_?cap")
-
-
 def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
     """Tells whether the file has a language model's fields at its top, and the library read none of
     them."""
@@ -213,3 +219,30 @@ def cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedMode
     """The error for a config of a known model type that the library's own class refuses."""
     name, reason = _name_of(checkpoint), words_of(error, 160, named=False)
     return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")
+
+
+@contextmanager
+def telling(checkpoint: Checkpoint, what: str) -> Iterator[None]:
+    """Raises UnsupportedModel for whatever the library raises within: the model can't be `what`."""
+    try:
+        yield
+    except (ScoremodeError, torch.OutOfMemoryError):
+        raise
+    # Not hidden: it is the refusal's reason.
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: can't be {what} from its config: {words_of(error)}"
+        ) from error
+
+
+def check_layers(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError where the config has more layers than the files have tensors.
+
+    Building the layers takes milliseconds each, and every one has a tensor at least.
+    """
+    layers, tensors = layers_of(checkpoint.config), len(checkpoint.tensors)
+    if layers > tensors:
+        raise CheckpointError(
+            f"{checkpoint.config_file}: says {layers:,} layers, and all the files have "
+            f"{tensors:,} tensor{'s' * (tensors != 1)}"
+        )

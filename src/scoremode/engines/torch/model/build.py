@@ -3,6 +3,10 @@
 The library's own class is built from the config with its parameters on the meta device and its
 buffers (rotary tables, embedding scales) real: those are computed, not stored, and a meta buffer
 would come back as garbage that even a strict load does not see.
+
+Given ids alone, the forward of a model of text and images or sound goes through its language model and
+its head, and whatever else it has is never called: those parts need no weights. That they are not
+called is not believed: something lies in their place that ends the run if they are.
 """
 
 import copy
@@ -21,16 +25,22 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.model.architecture import (
     Architecture,
     cannot_be_built,
+    check_layers,
     find_architecture,
+    telling,
 )
-from scoremode.engines.torch.model.language_model import leave_out_encoders
-from scoremode.engines.torch.model.library_errors import check_layers, telling
-from scoremode.engines.torch.model.sinks import SINKS, choose_sinks
+from scoremode.engines.torch.model.attention import SINKS, choose_sinks
+from scoremode.engines.torch.model.layer_recorder import Placeholder
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
 from scoremode.errors import UnsupportedModel
 
-__all__ = ["build_skeleton", "skeleton_of_config"]
+__all__ = ["build_skeleton", "leave_out_encoders", "skeleton_of_config"]
+
+_RANDOM = {
+    "kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_",
+    "xavier_normal_", "xavier_uniform_",
+}  # fmt: skip
 
 
 def build_skeleton(
@@ -176,12 +186,6 @@ def _is_large(sizes: tuple[Any, ...]) -> bool:
     return is_three and math.prod(numbers) >= 1 << 28
 
 
-_RANDOM = {
-    "kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_",
-    "xavier_normal_", "xavier_uniform_",
-}  # fmt: skip
-
-
 def find_layers(model: Any, count: int | None) -> str:
     """The name of the model's list of decoder layers.
 
@@ -223,3 +227,42 @@ def _nearest(names: list[str], table: str) -> list[str]:
     near = [name for name in names if shared(name) == most]
     least = min((name.count(".") for name in near), default=0)
     return [name for name in near if name.count(".") == least]
+
+
+class _LeftOut(Placeholder):
+    """A stand-in for an encoder, which can't be run."""
+
+    def __init__(self, model: str, name: str, module: nn.Module):
+        super().__init__(module)
+        self._words = f"{model}: its forward runs {name} for text alone, too"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModel(self._words)
+
+
+def leave_out_encoders(model: Any, layers_name: str) -> None:
+    """Takes everything out of a model that is not on the way from ids to logits.
+
+    What stays is the module that has the decoder layers and the input embedding, and the head.
+    """
+    language = _language_model(model, layers_name)
+    kept = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
+    path = language.split(".") if language else []
+    for depth in range(len(path)):
+        parent = model.get_submodule(".".join(path[:depth]))
+        for name, child in list(parent.named_children()):
+            on_the_way = name == path[depth] or any(id(m) in kept for m in child.modules())
+            if not on_the_way and next(child.parameters(), None) is not None:
+                full_name = ".".join([*path[:depth], name])
+                setattr(parent, name, _LeftOut(type(model).__name__, full_name, child))
+
+
+def _language_model(model: Any, layers_name: str) -> str:
+    """The name of the smallest module that has both the decoder layers and the input embedding."""
+    embedding = model.get_input_embeddings()
+    name = layers_name
+    while name:
+        name = name.rpartition(".")[0]
+        if any(module is embedding for module in model.get_submodule(name).modules()):
+            break
+    return name

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from scoremode.engines.torch.model.forest import Ids, forward_of
-from scoremode.engines.torch.model.stand_ins import (
+from scoremode.engines.torch.model.layer_recorder import (
     Call,
     NotSeparable,
     Reached,
@@ -27,6 +26,7 @@ from scoremode.engines.torch.model.stand_ins import (
     Tape,
     unknown,
 )
+from scoremode.engines.torch.model.prefix_tree import Ids, forward_of
 from scoremode.errors import UnsupportedModel, words_of
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Skeleton
-from scoremode.engines.torch.model.sliding import (
+from scoremode.engines.torch.model.attention import (
     APART,
     attend_apart,
     has_narrow_values,
     may_attend_apart,
     slides,
 )
-from scoremode.engines.torch.model.stand_ins import Placeholder
+from scoremode.engines.torch.model.layer_recorder import Placeholder
+from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Skeleton
 from scoremode.engines.torch.weights.map import WeightMap
 
 __all__ = ["Chunks", "holds_each_token_apart", "whole_modules"]

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from scoremode.engines.base import Work
 from scoremode.engines.torch.model.skeleton import Skeleton
-from scoremode.engines.torch.passes.inputs import Inputs
-from scoremode.engines.torch.passes.padding import most_filled, prove_filled
-from scoremode.engines.torch.passes.sharing import most_shared, prove_shared
-from scoremode.engines.torch.passes.ways import Way
-from scoremode.engines.work import Work
+from scoremode.engines.torch.passes.execution import Way
+from scoremode.engines.torch.passes.microbatch import Inputs, most_filled, prove_filled
+from scoremode.engines.torch.passes.prefix_proof import most_shared, prove_shared
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 

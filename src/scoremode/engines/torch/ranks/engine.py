@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
-from scoremode.engines.torch.base_model import ModelReference
-from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.pending import Launched, fetched
-from scoremode.engines.torch.ranks.commands import ScorePasses
-from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.engines.work import Work
+from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule, Work
+from scoremode.engines.torch.engine import ModelReference, TorchEngine
+from scoremode.engines.torch.passes.microbatch import Launched, fetched
+from scoremode.engines.torch.ranks.messages import Ranks, ScorePasses
 from scoremode.errors import RunFolderError
-from scoremode.reference.keeper import HeadTensors
 from scoremode.reference.states import digest_rows, write_states
+from scoremode.reference.writer import HeadTensors
 from scoremode.results.scores import Scores, concatenate
 from scoremode.text.plan import Plan
 

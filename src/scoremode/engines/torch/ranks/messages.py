@@ -5,6 +5,12 @@ blocks in C++ until its peers answer or die, and nobody could interrupt it; a lo
 returns at once, so that a Ctrl-C, a signal, or another rank's error is seen while waiting. Nor does
 anybody wait for the first rank: the others leave their scores and go on. Values are numbers and JSON,
 never pickled objects.
+
+How a rank comes to the store:
+
+- `--devices`: the first rank serves it, on this machine only.
+- torchrun: the launcher's own; the address of the lifelines is said there.
+- srun: the first rank serves it; its port is said on the lifelines, whose own SLURM's variables give.
 """
 
 import io
@@ -12,30 +18,172 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import numpy as np
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch.distributed.rendezvous import rendezvous
 
 from scoremode import errors
-from scoremode.engines.torch.ranks.commands import Command, End, command_of, json_of
-from scoremode.engines.torch.ranks.device import asked_for, gpu_of, same_gpu, take_device
-from scoremode.engines.torch.ranks.launch import Others
-from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines
-from scoremode.engines.torch.ranks.places import Place
-from scoremode.engines.torch.ranks.stores import connected
+from scoremode.engines.base import Schedule
+from scoremode.engines.torch.ranks.lifeline import PATIENCE, Lifeline, Lifelines
+from scoremode.engines.torch.ranks.places import (
+    Others,
+    Place,
+    asked_for,
+    gpu_of,
+    same_gpu,
+    take_device,
+)
 from scoremode.errors import EngineError, ScoremodeError, UsageError, line_of
 
-__all__ = ["Columns", "Ranks"]
+__all__ = [
+    "Columns",
+    "Command",
+    "End",
+    "LookFor",
+    "Ranks",
+    "ScorePasses",
+    "ScoreVariant",
+    "command_of",
+    "connected",
+    "json_of",
+]
 
+# Seconds for a connection: the first rank serves it when it has imported torch.
+_CONNECT = timedelta(seconds=600)
+_LIFELINES = "lifelines"
+_CONNECT_LOOK = 0.05
 Columns = dict[str, np.ndarray]
-
 # The store takes 8 MiB at a time.
 _PIECE = 4 << 20
 # Seconds between looks for something that is not there yet, on one machine and over a network.
 _LOOK, _FAR_LOOK = 0.002, 0.02
 # Seconds in which the first rank may find for itself what another did before they agreed.
 _ALIKE = 10.0
+
+
+def connected(
+    place: Place, served: socket.socket | None, line: Lifelines | Lifeline | None
+) -> Store:
+    """The store, when it is there.
+
+    - `served`: the socket by which this rank serves it; it goes to the store.
+    - `line`: this rank's end of the lifelines; None with `--devices`.
+
+    Raises EngineError, and torch's RuntimeError.
+    """
+    if place.launcher == "torchrun":
+        store = PrefixStore(place.key, next(iter(rendezvous("env://", timeout=_CONNECT)))[0])
+        if isinstance(line, Lifelines):
+            said = {"host": _reached(place), "port": line.port, "key": line.key}
+            store.set(_LIFELINES, json.dumps(said))
+        elif isinstance(line, Lifeline):
+            said = _said(store)
+            line.join(said["host"], said["port"], said["key"])
+        return store
+    host, port = place.host, place.port
+    if isinstance(line, Lifeline):
+        host, port = line.store
+    elif served is not None:
+        host, port = "127.0.0.1", served.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        is_master=place.is_first,
+        timeout=_CONNECT,
+        wait_for_workers=False,
+        master_listen_fd=None if served is None else served.detach(),
+    )
+    return PrefixStore(place.key, store)
+
+
+def _reached(place: Place) -> str:
+    """The address at which the others reach this machine: torchrun's, which they have reached, where it
+    is this one's; else that by which this one reaches it."""
+    if not place.spans_nodes:
+        return place.host
+    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_DGRAM)
+    for family, kind, _, _, (host, *_) in found:
+        with socket.socket(family, kind) as probe, suppress(OSError):
+            # No other machine's address can be bound to.
+            probe.bind((host, 0))
+            return place.host
+    family, kind, _, _, address = found[0]
+    with socket.socket(family, kind) as probe:
+        # Sends nothing.
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def _said(store: Store) -> dict[str, Any]:
+    """What the first rank has said of its lifelines, when it has. Raises EngineError."""
+    deadline = time.monotonic() + PATIENCE
+    while not store.check([_LIFELINES]):
+        if time.monotonic() > deadline:
+            raise EngineError(f"torchrun: rank 0 has not come in {PATIENCE:.0f} s")
+        time.sleep(_CONNECT_LOOK)
+    return json.loads(store.get(_LIFELINES))
+
+
+@dataclass(frozen=True)
+class ScorePasses:
+    """The command to score each pass of a plan's first `windows` windows from `first_pass` on.
+
+    `keeps`: whether the first rank says of each pass which file its final states go to.
+    """
+
+    schedule: Schedule
+    first_pass: int
+    keeps: bool
+    windows: int
+
+
+@dataclass(frozen=True)
+class ScoreVariant:
+    """The command to make the engine of the noise floor's variant `index`, for the command after it."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class LookFor:
+    """The command to say whether there is a file at `path` with this `content`."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The last command."""
+
+
+Command = ScorePasses | ScoreVariant | LookFor | End
+
+
+def json_of(command: Command) -> dict[str, Any]:
+    return {"do": type(command).__name__} | asdict(command)
+
+
+def command_of(said: Mapping[str, Any]) -> Command:
+    """The command that `json_of` made this of."""
+    match said["do"]:
+        case "ScorePasses":
+            schedule = Schedule(**said["schedule"])
+            return ScorePasses(schedule, said["first_pass"], said["keeps"], said["windows"])
+        case "ScoreVariant":
+            return ScoreVariant(said["index"])
+        case "LookFor":
+            return LookFor(said["path"], said["content"])
+    return End()
 
 
 class Ranks:

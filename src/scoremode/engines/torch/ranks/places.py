@@ -1,18 +1,44 @@
-"""Places of processes: which rank this one is, by what its launcher has set.
+"""Places of processes: which rank this one is, by what its launcher has set, and the device it takes.
 
-`--devices` starts the other ranks itself; `torchrun` and SLURM's `srun` start all of them, on one
-machine or on several.
+`torchrun` and SLURM's `srun` start all ranks, on one machine or on several, and lifelines bind those
+(`lifeline`). `--devices` starts the other ranks itself (`Others`): one process a device, by the command
+line of this one, bound to it both ways. A thread here sees one end that should not, and stops this
+process's work; each of them reads from a pipe that closes when this process is gone, however it went,
+and ends then. So nothing has to wait for a time-out. They start before this process spends its seconds
+on torch, which is imported where a device is asked for.
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Literal
 
-from scoremode.errors import UsageError
+from scoremode.errors import EngineError, UsageError, is_debugging
+from scoremode.lib.processes import LOOK, Leader, end_groups, end_with, ending_of
 
-__all__ = ["PLACE", "Place", "place_of"]
+__all__ = [
+    "PLACE",
+    "Others",
+    "Place",
+    "asked_for",
+    "end_with_first",
+    "gpu_of",
+    "place_of",
+    "same_gpu",
+    "take_device",
+]
 
 # What a process that `--devices` started knows its place by.
 PLACE = "SCOREMODE_RANK"
@@ -148,3 +174,159 @@ def _first_of(nodes: str) -> str:
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
     assert first is not None
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
+
+
+def take_device(place: Place, name: str | None) -> str:
+    """The device of a rank, of the kind that a user called `name`; the process's default then.
+
+    CUDA devices are taken in order; the one that SLURM shows to this task alone is its own. A
+    CPU's threads are shared out. Raises UsageError.
+    """
+    import torch
+
+    asked = asked_for(place)
+    kind = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        alone = count == 1 and place.launcher == "srun"
+        if count < place.here and not alone:
+            here = f", {place.here} of them here" if place.spans_nodes else ""
+            raise UsageError(f"{asked}{here}: this machine has {count} CUDA devices")
+        # That the others' are others is seen when all have said which they have.
+        number = 0 if alone else place.local
+        torch.cuda.set_device(number)
+        return f"cuda:{number}"
+    if name is None:
+        raise UsageError(
+            f"{asked}: this machine has no CUDA device; --device cpu shares out its cores"
+        )
+    # torchrun sets the number of threads itself, and SLURM may have bound each task to its cores.
+    if place.starts_others or (place.launcher == "srun" and not _is_bound()):
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.here))
+    return kind
+
+
+def asked_for(place: Place) -> str:
+    """What was asked for, as errors begin with it."""
+    if place.starts_others:
+        return f"--devices {place.size}"
+    return f"{place.launcher}: {place.size} ranks"
+
+
+def gpu_of(device: str) -> str | None:
+    """The name that a GPU has everywhere; None for a CPU, or where it has none."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return None
+    name = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if name is None or not set(str(name)) - set("0-") else str(name)
+
+
+def same_gpu(gpus: Mapping[int, str | None]) -> Sequence[int]:
+    """The first two ranks that have the same GPU; () where each has its own, so far as is known."""
+    seen: dict[str, int] = {}
+    for rank, gpu in gpus.items():
+        if gpu is None:
+            continue
+        if gpu in seen:
+            return seen[gpu], rank
+        seen[gpu] = rank
+    return ()
+
+
+def _is_bound() -> bool:
+    """Tells whether this process may run on some of the machine's cores alone, or has a number of
+    threads given."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return True
+    available = getattr(os, "sched_getaffinity", None)
+    return available is not None and len(available(0)) < (os.cpu_count() or 1)
+
+
+class Others:
+    """The ranks but the first, running the same command line as this process.
+
+    - `arguments`: what follows the program's name; `size`: how many ranks there are in all.
+
+    - `listener`: the socket that the store will serve, bound before they start.
+    - `ended`: the first rank that ended by itself, and what happened to it, of which SIGTERM tells the
+      main thread; None while all run.
+    """
+
+    def __init__(self, arguments: Sequence[str], size: int):
+        self.listener = socket.socket()
+        # Only this machine can reach it.
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(size)
+        self._reading, self._writing = os.pipe()
+        port, key = self.listener.getsockname()[1], secrets.token_hex(16)
+        self.place = Place(0, size, "--devices", local=0, here=size, port=port, key=key)
+        self._errors: list[IO[bytes]] = []
+        self._leaders: list[Leader] = []
+        self.ended: tuple[int, str] | None = None
+        self._is_over = False
+        try:
+            for rank in range(1, size):
+                self._start(rank, arguments)
+        except OSError as error:
+            self.end(at_once=True)
+            raise EngineError(f"--devices {size}: cannot start a process: {error}") from None
+        finally:
+            os.close(self._reading)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self, *, at_once: bool) -> None:
+        """Returns when all have ended: by themselves, where they are not to be ended `at_once`."""
+        self._is_over = True
+        # They have nothing to lose: only the first rank writes.
+        end_groups(self._leaders, at_once=at_once)
+        for file in self._errors:
+            file.close()
+        with suppress(OSError):
+            os.close(self._writing)
+        self.listener.close()
+
+    def _start(self, rank: int, arguments: Sequence[str]) -> None:
+        package = str(Path(__file__).resolve().parents[4])
+        path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH")) if p)
+        place = replace(self.place, rank=rank, local=rank, pipe=self._reading)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors.append(errors)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scoremode", *arguments],
+            env=os.environ | {"PYTHONPATH": path, PLACE: json.dumps(asdict(place))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Its last line is told here. Who asks for tracebacks gets all of it.
+            stderr=None if is_debugging() else errors,
+            pass_fds=[self._reading],
+            # A Ctrl-C is for the first rank, which ends the others.
+            process_group=0,
+        )
+        self._leaders.append(Leader(process.pid, process.poll))
+
+    def _watch(self) -> None:
+        while not self._is_over:
+            for rank, leader in enumerate(self._leaders, 1):
+                code = leader.poll()
+                # One that ends well was told to.
+                if code and not self._is_over:
+                    self.ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                    return
+            time.sleep(LOOK)
+
+    def _last(self, rank: int) -> str:
+        """The last line that a rank wrote to stderr."""
+        file = self._errors[rank - 1]
+        file.seek(0)
+        lines = file.read().decode(errors="replace").split("\n")
+        written = [line.strip() for line in lines if line.strip()]
+        return f": {written[-1][:300]}" if written else ""
+
+
+def end_with_first(place: Place) -> None:
+    """Makes this process end when the first rank, which started it, has."""
+    if (pipe := place.pipe) is not None:
+        end_with(lambda: os.read(pipe, 1))

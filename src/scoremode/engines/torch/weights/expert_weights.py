@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import nn
 
 from scoremode.engines.torch.weights.names import Names
-from scoremode.engines.torch.weights.sources import Binding
+from scoremode.engines.torch.weights.slot import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense
 
@@ -29,6 +29,8 @@ _MARKS = ("has_bias", "is_transposed", "_apply_gate")
 Layout = Literal["fused", "stacked", "apart", "unrolled"]
 # A tensor's name, the parameter and the shape it is for, which expert's share of it, and the layout.
 Make = Callable[[str, str, tuple[int, ...], int | None, Layout], Binding]
+# Rules that do no more than put experts, and gate and up, one after the other.
+_STACKED = (["MergeModulelist(dim=0)"], ["MergeModulelist(dim=0)", "Concatenate(dim=1)"])
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,3 @@ class _Projection:
                 )
             )
         return linears
-
-
-# Rules that do no more than put experts, and gate and up, one after the other.
-_STACKED = (["MergeModulelist(dim=0)"], ["MergeModulelist(dim=0)", "Concatenate(dim=1)"])

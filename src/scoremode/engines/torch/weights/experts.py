@@ -24,8 +24,7 @@ from scoremode.engines.torch.weights.expert_weights import (
     has_gate,
     is_experts,
 )
-from scoremode.engines.torch.weights.slot import Slot
-from scoremode.engines.torch.weights.sources import Binding
+from scoremode.engines.torch.weights.slot import Binding, Slot
 from scoremode.lib.fallback import attempt
 from scoremode.schemes.fused_experts import Expert, Stacked
 
@@ -297,7 +296,7 @@ def _summed(
 
     def run() -> None:
         # Imports Triton, which need not be there.
-        from scoremode.engines.torch.weights.expert_sums import weighted_sums
+        from scoremode.engines.torch.fused.kernels import weighted_sums
 
         weighted_sums(sums, outputs, places, weights)
 

@@ -16,26 +16,22 @@ import torch
 from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.matmul.linears import (
+    Arithmetic,
     InputFactor,
     groups_of,
     multiply_input,
     quantize_forward,
 )
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
-from scoremode.engines.torch.weights.converted import Converted
 from scoremode.engines.torch.weights.expert_weights import (
     ExpertWeights,
     Layout,
     find_experts,
     is_experts,
 )
-from scoremode.engines.torch.weights.heads import PARTS, Heads
-from scoremode.engines.torch.weights.joined import Joined
-from scoremode.engines.torch.weights.names import Conversion, Names
-from scoremode.engines.torch.weights.sources import Binding, Source
-from scoremode.engines.torch.weights.unused import find_unused
+from scoremode.engines.torch.weights.names import Conversion, Converted, Names, find_unused
+from scoremode.engines.torch.weights.slot import PARTS, Binding, Heads, Joined, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense, Scheme, fitted, input_factor
 from scoremode.schemes.exl3 import Exl3
@@ -46,6 +42,9 @@ from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 
 __all__ = ["WeightMap"]
+
+# Formats that hold a linear's inputs first, and decode to its outputs first.
+_OUT_IN = (Qweight, Exl3)
 
 
 class WeightMap:
@@ -379,7 +378,3 @@ def _one_of(scheme: Scheme) -> Scheme:
         return scheme.one
     assert isinstance(scheme, Dense), f"{scheme.label} of all experts is not stacked"
     return replace(scheme, shape=scheme.shape[1:])
-
-
-# Formats that hold a linear's inputs first, and decode to its outputs first.
-_OUT_IN = (Qweight, Exl3)

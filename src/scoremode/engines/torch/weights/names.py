@@ -3,22 +3,41 @@
 They cover a base model saved without its head, layers that were renamed since, and parameters that
 the library makes of other tensors (experts stacked, projections fused or cut apart). A quantized
 module counts as its parameter, a `weight` or one of all experts.
+
+What has no faster way of its own (`Converted`: projections stored fused and used apart or the other way
+round, transposed or interleaved weights) is made by running the library's own rule on what the tensors
+decode to. What nothing in the model uses is named, and an error unless it may be so (`find_unused`).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.kv_cache.layer_caches import CACHE_TENSORS
 from scoremode.engines.torch.model.skeleton import Skeleton
-from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.engines.torch.weights.slot import Source
+from scoremode.errors import CheckpointError, UnsupportedModel, words_of
+from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import Schemes
 
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["Conversion", "Names"]
+__all__ = ["Conversion", "Converted", "Names", "find_unused"]
+
+# What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
+# MiniMax, MiMo and Ernie.
+_PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+# Tables that old checkpoints store and that are computed now.
+_COMPUTED = (
+    r"\.rotary_emb\.inv_freq$",
+    r"\.attn(\.attention)?\.masked_bias$",
+    r"^(transformer\.)?h\.\d+\.attn(\.attention)?\.bias$",
+)
 
 
 @dataclass
@@ -192,3 +211,142 @@ def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
 def _without(name: str, prefixes: Iterable[str]) -> str:
     prefix = next((p for p in prefixes if name.startswith(p)), "")
     return name.removeprefix(prefix)
+
+
+def find_unused(
+    checkpoint: Checkpoint, skeleton: Skeleton, schemes: Schemes, names: Names, used: Set[str]
+) -> list[str]:
+    """Names of tensors that aren't `used`: an encoder's, layers' that only predict.
+
+    Raises CheckpointError for one that belongs to a layer or module of the model.
+    """
+    known = {name.rpartition(".")[0] for name in used}
+    ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
+    if schemes.config is not None:
+        # Whatever the config says of a cache, or doesn't: weights are the same.
+        ignorable += CACHE_TENSORS
+    counts = [getattr(skeleton.config, name, None) for name in _PREDICTION_LAYERS]
+    extra = max((n for n in counts if isinstance(n, int)), default=0)
+    predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
+    language = names.language_model()
+    if language is not None:
+        # What holds the language model and others has parameters of its own, too.
+        known = {name for name in known if not language.startswith(f"{name}.")}
+    # All that lies in a plain model is its own: one more norm there would be another model's.
+    base = f"{skeleton.model.base_model_prefix}."
+    within = language or (base if skeleton.text_alone is None else None)
+    unused = []
+    for name in checkpoint.tensors:
+        if name in used or _is_of_used_module(name, schemes, used):
+            continue
+        if _adds_nothing(name, schemes, checkpoint):
+            continue
+        unused.append(name)
+        parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
+        layer = skeleton.layer_of(names.renamed(name))
+        belongs = (
+            parents & known
+            or (layer is not None and layer not in predicted)
+            or (within is not None and name.startswith(within) and layer is None)
+        )
+        if belongs and not any(re.search(pattern, name) for pattern in ignorable):
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} belongs to a layer or module of the "
+                "model, and nothing in it uses such a tensor"
+            )
+    return unused
+
+
+def _is_of_used_module(name: str, schemes: Schemes, used: Set[str]) -> bool:
+    """Tells whether the tensor belongs to a quantized module in use, whose Scheme knows all of its
+    tensors."""
+    module, suffix = schemes.split(name)
+    if module not in schemes.quantized or suffix == "bias":
+        return False
+    source = Source(schemes.home_of(module), schemes.quantized[module])
+    return not used.isdisjoint(source.tensor_names().values())
+
+
+def _adds_nothing(name: str, schemes: Schemes, checkpoint: Checkpoint) -> bool:
+    """Tells whether it is a quantized linear's bias of zeros, as AutoGPTQ gives one to all."""
+    module, suffix = schemes.split(name)
+    if suffix != "bias" or module not in schemes.quantized:
+        return False
+    return not checkpoint.read(name).any()
+
+
+class Converted:
+    """A Scheme whose tensors are those of its sources, under their full names.
+
+    `sources`: for each of the conversion's patterns the tensors in index order; `name`: the full name
+    of the parameter, one of those that the converter makes. Raises CheckpointError where the rule
+    can't be applied to tensors of these shapes.
+    """
+
+    def __init__(
+        self, conversion: Conversion, sources: Mapping[str, list[Source]], name: str, model: Any
+    ):
+        self._conversion, self._sources = conversion, dict(sources)
+        self._name, self._model = name, model
+        # Inputs that any of the sources wants quantized; the product of a whole has no place for it.
+        self.inputs = next((s.scheme.inputs for _, _, s in self._all() if s.scheme.inputs), None)
+        self.label = " + ".join(sorted({s.scheme.label for _, _, s in self._all()}))
+        self.tensors = tuple(n for _, _, s in self._all() for n in s.tensor_names().values())
+        empty = {
+            pattern: [torch.empty(s.scheme.shape, device="meta") for s in sources]
+            for pattern, sources in self._sources.items()
+        }
+        # The shape is what the rule makes of tensors without values.
+        self.shape = tuple(self._convert(empty).shape)
+
+    def __str__(self) -> str:
+        first, *others = self.tensors
+        return f"{first} and {len(others)} other tensors" if others else first
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        decoded: dict[str, list[torch.Tensor]] = {pattern: [] for pattern in self._sources}
+        for pattern, i, source in self._all():
+            role, shape = f"source {pattern} {i}", tuple(source.scheme.shape)
+            dense = scratch.get(role, shape, out.dtype, out.device)
+            packed = {s: tensors[name] for s, name in source.tensor_names().items()}
+            source.scheme.decode(packed, dense, scratch)
+            decoded[pattern].append(dense)
+        out.copy_(self._convert(decoded))
+
+    @property
+    def parts(self) -> list[Source]:
+        """All sources, of all patterns."""
+        return [source for _, _, source in self._all()]
+
+    def _all(self) -> list[tuple[str, int, Source]]:
+        return [(p, i, s) for p, sources in self._sources.items() for i, s in enumerate(sources)]
+
+    def _convert(self, collected: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        """Does what WeightConverter.convert does, for the one parameter that is wanted."""
+        converter, target = self._conversion.converter, self._conversion.target
+        values: dict[str, Any] = dict(collected)
+        try:
+            for operation in converter.operations:
+                values = operation.convert(
+                    values,
+                    source_patterns=converter.source_patterns,
+                    target_patterns=converter.target_patterns,
+                    full_layer_name=target,
+                    model=self._model,
+                    config=self._model.config,
+                    missing_keys=None,
+                )
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self}: can't be made into {self._name} ({words_of(error, 160)})"
+            ) from None
+        # Results are called by target patterns, the first of which the library found in `target`.
+        before, _, after = next((target.partition(k) for k in values if k in target), ("", "", ""))
+        for key, value in values.items():
+            if before + key + after == self._name:
+                return value[0] if isinstance(value, list) else value
+        raise CheckpointError(
+            f"{self}: the library makes {', '.join(values)} of them, and no {self._name}"
+        )

@@ -1,20 +1,175 @@
-"""The Slot: memory for one decoder layer, which every layer is decoded into in turn."""
+"""The Slot, memory for one decoder layer that every layer is decoded into in turn, and the bindings of
+parameters to what they are made of: tensors of a checkpoint, decoded by a Scheme.
+
+A checkpoint may store a parameter in parts: linears that the model has as one, each on its own
+(`Joined`), and DeepSeek's `kv_b_proj` in a GGUF file, head by head (`Heads`). llama.cpp multiplies
+queries with the keys' part and outputs with the values', a head at a time, and its converter stores
+them for that: `k_b_proj` [H, I, K], each head's transposed, and `v_b_proj` [H, V, I]. The library's
+parameter is [H · (K + V), I]: of each head the keys' rows and then the values'.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from scoremode.engines.torch.matmul.linears import QuantizedMatmul
-from scoremode.engines.torch.weights.sources import Binding
-from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch, factors_of
-from scoremode.schemes.fused_experts import shared_tensors
+from scoremode.engines.torch.matmul.linears import InputFactor, QuantizedMatmul
+from scoremode.errors import CheckpointError
+from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch, factors_of, input_factor
+from scoremode.schemes.fused_experts import input_tensors, shared_tensors
 
-__all__ = ["Fetch", "Slot"]
+__all__ = ["PARTS", "Binding", "Fetch", "Heads", "Joined", "Slot", "Source"]
 
+# The last name of the library's module → the parts', keys first.
+PARTS = {"kv_b_proj": ("k_b_proj", "v_b_proj")}
 # A tensor by name, on the device; with an index only that entry of its first axis.
 Fetch = Callable[[str, int | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's module and the Scheme that decodes its tensors; of experts stored as one the
+    module around their parameter."""
+
+    module: str
+    scheme: Scheme
+
+    def tensor_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name."""
+        return {s: self._full(s) for s in self.scheme.tensors}
+
+    def input_names(self) -> dict[str, str]:
+        """Suffix, as a linear alone has it → checkpoint name, of the static scales of its input."""
+        return {s: self._full(name) for s, name in input_tensors(self.scheme).items()}
+
+    def _full(self, suffix: str) -> str:
+        return f"{self.module}.{suffix}" if self.module else suffix
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One parameter bound to what it is made of: `scheme` decodes the tensors of checkpoint module
+    `source` into parameter `name` of `module`.
+
+    - `role`: its name within its layer; what has one role and shape shares memory in the Slot.
+    - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
+    - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
+      that of an entry.
+    - `matmul`: what computes with codes instead, where the input is quantized too; the parameter
+      then stays without data.
+    - `factor`: what multiplies the input first, None for nearly all.
+    """
+
+    module: nn.Module
+    name: str
+    role: str
+    source: str
+    scheme: Scheme
+    dtype: torch.dtype
+    index: int | None = None
+    matmul: QuantizedMatmul | None = None
+    factor: InputFactor | None = None
+
+    def tensor_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name."""
+        return Source(self.source, self.scheme).tensor_names()
+
+    def input_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name, of the static scales of its input."""
+        return Source(self.source, self.scheme).input_names()
+
+    def factor_name(self) -> str:
+        """The checkpoint's name of the input's factors."""
+        return f"{self.source}.{input_factor(self.scheme)}"
+
+    def all_tensor_names(self) -> list[str]:
+        """Names of the weight's tensors, and of its input's: static scales where it is quantized,
+        factors."""
+        names = [*self.tensor_names().values(), *self.input_names().values()]
+        return names if self.factor is None else [*names, self.factor_name()]
+
+
+class Joined:
+    """A Scheme whose outputs are those of its parts, one after the other.
+
+    Its tensors are those of its `parts`, under their full names. Inputs of parts are not quantized.
+    """
+
+    inputs = None
+
+    def __init__(self, parts: Sequence[Source]):
+        assert not any(part.scheme.inputs for part in parts)
+        self.parts = tuple(parts)
+        self.label = " + ".join(sorted({part.scheme.label for part in parts}))
+        self.tensors = tuple(name for part in parts for name in part.tensor_names().values())
+        rows = sum(part.scheme.shape[0] for part in parts)
+        self.shape = (rows, *parts[0].scheme.shape[1:])
+
+    def __str__(self) -> str:
+        return " and ".join(part.module for part in self.parts)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        begin = 0
+        for part in self.parts:
+            own = {suffix: tensors[name] for suffix, name in part.tensor_names().items()}
+            end = begin + part.scheme.shape[0]
+            part.scheme.decode(own, out[begin:end], scratch)
+            begin = end
+
+
+class Heads:
+    """A Scheme whose outputs are, head by head, those of a transposed part and then those of another.
+
+    Its tensors are those of the parts, under their full names. Raises CheckpointError where the parts
+    are no such two.
+    """
+
+    inputs = None
+
+    def __init__(self, parts: Sequence[Source]):
+        self._keys, self._values = parts
+        shapes = [tuple(part.scheme.shape) for part in parts]
+        if any(len(shape) != 3 for shape in shapes):
+            raise CheckpointError(f"{self} are not stored head by head")
+        (heads, inputs, keys), (others, values, width) = shapes
+        if (heads, inputs) != (others, width):
+            raise CheckpointError(
+                f"{self}, of shapes {list(shapes[0])} and {list(shapes[1])}, don't fit each other"
+            )
+        self.label = " + ".join(sorted({part.scheme.label for part in parts}))
+        self.tensors = tuple(name for part in parts for name in part.tensor_names().values())
+        self.shape = (heads * (keys + values), inputs)
+
+    def __str__(self) -> str:
+        return f"{self._keys.module} and {self._values.module}"
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        keys, values = (
+            self._decoded(part, f"heads' {role}", tensors, out, scratch)
+            for part, role in ((self._keys, "keys"), (self._values, "values"))
+        )
+        by_head = out.view(len(keys), -1, out.shape[1])
+        by_head[:, : keys.shape[2]].copy_(keys.transpose(1, 2))
+        by_head[:, keys.shape[2] :].copy_(values)
+
+    @staticmethod
+    def _decoded(
+        part: Source,
+        role: str,
+        tensors: Mapping[str, torch.Tensor],
+        like: torch.Tensor,
+        scratch: Scratch,
+    ) -> torch.Tensor:
+        dense = scratch.get(role, tuple(part.scheme.shape), like.dtype, like.device)
+        own = {suffix: tensors[name] for suffix, name in part.tensor_names().items()}
+        part.scheme.decode(own, dense, scratch)
+        return dense
 
 
 class Slot:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.torch.clock import DeviceClock
+from scoremode.engines.torch.device import DeviceClock
 from scoremode.engines.vllm.messages import KEY, ScoreRequest
 from scoremode.engines.vllm.workers.bases import to_device
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from scoremode.head.bf16_matmul import bf16_matmul, lends_bf16
-from scoremode.head.project import Head
+from scoremode.head.project import Head, bf16_matmul, lends_bf16
 
 __all__ = ["OtherHead", "project_in_float32"]
 

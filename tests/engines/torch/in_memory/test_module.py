@@ -1,0 +1,47 @@
+"""What of a module can be run in memory; `test_engine.py` runs it."""
+
+import pytest
+import torch
+from support.models import library_model
+from torch import nn
+
+from scoremode.engines.torch.in_memory import LiveModule
+from scoremode.errors import UnsupportedModel
+
+
+def test_states_are_what_the_head_is_given(demo):
+    module = library_model(demo / "model", torch.float32)
+    live, ids = LiveModule(module), torch.arange(12).view(2, 6) + 5
+    with live.still():
+        states = live.states(ids)
+        logits = live.logits(ids)
+    assert states.shape == (2, 6, module.config.hidden_size)
+    torch.testing.assert_close(states @ module.lm_head.weight.T, logits)
+    assert live.dtype == torch.float32 and live.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda m: setattr(m, "lm_head", nn.Embedding(4, 4)), "is a Embedding"),
+        (lambda m: m.lm_head.to("meta"), "is not here"),
+        (lambda m: setattr(m, "get_output_embeddings", lambda: None), "no output embedding"),
+    ],
+)
+def test_what_has_no_head_of_its_own_is_refused(demo, break_it, words):
+    module = library_model(demo / "model", torch.float32)
+    module.lm_head = nn.Linear(module.config.hidden_size, module.config.vocab_size, bias=False)
+    break_it(module)
+    with pytest.raises(UnsupportedModel, match=words):
+        LiveModule(module)
+
+
+def test_a_forward_that_fails_is_named(demo):
+    module = library_model(demo / "model", torch.float32)
+
+    def broken(*_, **__):
+        raise ValueError("wants pixels")
+
+    module.model.forward = broken
+    with pytest.raises(UnsupportedModel, match=r"does not run on token ids alone \(.*wants pixels"):
+        LiveModule(module).states(torch.ones(1, 2, dtype=torch.int64))

@@ -1,0 +1,174 @@
+"""Checkpoints by their configs alone, against the same ones by their headers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.families.bitsandbytes import make_pair as bitsandbytes_pair
+from support.families.float8_blocks import make_pair as float8_pair
+from support.families.hqq import make_pair as hqq_pair
+from support.families.mlx import make_pair as mlx_pair
+from support.families.modelopt import FORMATS
+from support.families.modelopt import make_pair as modelopt_pair
+from support.families.quark import make_pair as quark_pair
+from support.families.qweight import Recipe
+from support.families.qweight import make_pair as qweight_pair
+from support.families.torchao import make_pair as torchao_pair
+from support.models import make_checkpoint
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint, opened_config
+from scoremode.cli.inspect import inspect, inspect_config
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.model.from_config import checkpoint_by_config
+from scoremode.errors import UnsupportedFormat, UnsupportedModel
+from scoremode.schemes.resolve import READ
+from scoremode.schemes.summary import summarize
+
+
+def headers(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {n: (i.dtype, i.shape) for n, i in checkpoint.tensors.items()}
+
+
+def by_config(folder: Path) -> Checkpoint:
+    config = json.loads((folder / "config.json").read_text())
+    return checkpoint_by_config(Checkpoint(folder, "x", config, {}))
+
+
+def check(folder: Path, *, dtypes: bool = True) -> None:
+    foreseen, real = headers(by_config(folder)), headers(open_checkpoint(str(folder)))
+    assert foreseen.keys() == real.keys()
+    for name, (dtype, shape) in real.items():
+        # One of a tensor has any rank.
+        assert foreseen[name][1] == shape or shape in ((), (1,), (1, 1)), name
+        # Scales may be wider than the model.
+        if dtypes:
+            assert foreseen[name][0] == dtype, name
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_compressed_tensors_as_they_are_written(demo, tmp_path, variant):
+    quantize_folder(demo / "model", tmp_path / "q", variant)
+    check(tmp_path / "q")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3_moe", "mixtral"])
+def test_names_of_a_dense_model(tmp_path, name):
+    make_checkpoint(tmp_path / "m", name, dtype=torch.bfloat16)
+    check(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        (Recipe(order="outputs"), {"quant_method": "awq", "bits": 4, "group_size": 32}),
+        (Recipe(order="gemv"),
+         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}),
+        (Recipe(order="gemv_fast"),
+         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}),
+        (Recipe(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False,
+                    "checkpoint_format": "gptq_v2"}),
+        (Recipe(symmetric=True, order="outputs"),
+         {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True,
+          "packing_format": "auto_round:auto_awq"}),
+    ],
+)  # fmt: skip
+def test_integers_in_words(tmp_path, recipe, config):
+    packed, _ = qweight_pair(tmp_path, "llama", recipe, **config)
+    foreseen, real = headers(by_config(packed)), headers(open_checkpoint(str(packed)))
+    assert foreseen == real
+
+
+@pytest.mark.parametrize("scale", [torch.float32, torch.float8_e8m0fnu])
+def test_blocks_of_float8(tmp_path, scale):
+    said = {"scale_fmt": "ue8m0"} if scale == torch.float8_e8m0fnu else {}
+    packed, _ = float8_pair(
+        tmp_path, "llama", (32, 32), scale, modules_to_not_convert=["lm_head"], **said
+    )
+    check(packed)
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+@pytest.mark.parametrize("alone", [False, True])
+def test_modelopts(tmp_path, algorithm, alone):
+    packed, _ = modelopt_pair(tmp_path, "llama", algorithm, alone=alone)
+    with opened_config(str(packed / "config.json")) as (given, _):
+        foreseen = headers(checkpoint_by_config(given))
+    assert foreseen == headers(open_checkpoint(str(packed)))
+
+
+def test_modelopts_experts(tmp_path):
+    packed, _ = modelopt_pair(tmp_path, "qwen3_moe", "NVFP4")
+    assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "nf4"), ("mixtral", "int8")])
+def test_bitsandbytes(tmp_path, name, kind):
+    packed, _ = bitsandbytes_pair(tmp_path, name, kind)
+    foreseen = by_config(packed)
+    assert headers(foreseen) == headers(open_checkpoint(str(packed)))
+    # Records and tables are read.
+    assert summarize(foreseen).refusals == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "how"),
+    [
+        (hqq_pair, "llama", (4, 16, 1)),
+        (hqq_pair, "qwen3_moe", (3, 16, 0)),
+        (mlx_pair, "llama", (4, 32)),
+        (mlx_pair, "llama-tied", (3, 32)),
+        (quark_pair, "llama", ("fp8",)),
+        (quark_pair, "qwen3_moe", ("int8",)),
+        (quark_pair, "llama", ("mxfp4",)),
+        (torchao_pair, "llama", ("Int8",)),
+        (torchao_pair, "qwen3_moe", ("Float8", True)),
+    ],
+)
+def test_libraries_whose_configs_tell_all(tmp_path, make, name, how):
+    """What is said of the config alone is what is said of the checkpoint."""
+    packed, _ = make(tmp_path, name, *how)
+    foreseen, real = by_config(packed), open_checkpoint(str(packed))
+    assert headers(foreseen) == headers(real)
+    ours, theirs = summarize(foreseen), summarize(real)
+    assert ours.refusals == {} and ours.formats == theirs.formats
+    assert (ours.body_bits, ours.quantized) == (theirs.body_bits, theirs.quantized)
+    alone, whole = (
+        inspect_config(str(packed / "config.json"), device_name="cpu"),
+        inspect(str(packed), device_name="cpu"),
+    )
+    for key in ("formats", "parameters", "quantized_parameters", "arithmetic", "runs"):
+        assert alone[key] == whole[key], key
+    # A file's headers are bytes too.
+    size = sum(info.bytes for info in real.tensors.values())
+    assert alone["bytes"] == size < whole["bytes"]
+
+
+def test_modules_are_in_the_models_order(tmp_path):
+    """So that their table is the same whenever it is made."""
+    folder, _ = quark_pair(tmp_path, "llama", "int4")
+    kinds = summarize(by_config(folder)).formats["W4A16 g32"].kinds
+    of_attention = [f"{which}_proj" for which in "qkvo"]
+    assert list(kinds) == [*of_attention, "gate_proj", "up_proj", "down_proj"]
+
+
+def test_modules_of_mlx_that_have_bits_of_their_own(tmp_path):
+    packed, _ = mlx_pair(tmp_path, "qwen3", 5, 32, "quantization_config", down_proj=6, lm_head=8)
+    assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))
+
+
+def test_what_only_tensors_tell_is_refused(demo, monkeypatch):
+    monkeypatch.setattr(READ["awq"], "foresee", staticmethod(lambda config, model: None))
+    config = json.loads((demo / "model" / "config.json").read_text())
+    config |= {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    with pytest.raises(
+        UnsupportedFormat, match="method 'awq' is read, and what it means for a mod"
+    ):
+        checkpoint_by_config(Checkpoint(demo / "model", "x", config, {}))
+
+
+def test_an_unknown_model_is_refused(tmp_path):
+    config = {"model_type": "nothing", "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="model_type nothing"):
+        by_config(tmp_path)
