@@ -12,7 +12,7 @@ import torch
 from vllm import PoolingParams
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
-from scoremode.engines.vllm.messages import COLUMNS, ScoreRequest
+from scoremode.engines.vllm.prompts import COLUMNS, ScoreRequest
 from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler
 from scoremode.head.rows import RowSums
 

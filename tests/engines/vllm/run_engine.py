@@ -163,7 +163,7 @@ def changed_environment(values: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def tampered(what: str | None) -> Iterator[None]:
     """Something is broken inside, as a release of vLLM might break it."""
-    from scoremode.engines.vllm import signatures
+    from scoremode.engines.vllm import pooling as signatures
 
     if what is None:
         yield
@@ -173,7 +173,7 @@ def tampered(what: str | None) -> Iterator[None]:
         with patch.object(signatures, "REQUIREMENTS", signatures.REQUIREMENTS | more):
             yield
         return
-    from scoremode.engines.vllm.workers.shard import ShardedHead
+    from scoremode.engines.vllm.workers.vocab_slice import ShardedHead
 
     score = ShardedHead.score
 

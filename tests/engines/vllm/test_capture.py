@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.vllm.capture import prove_states, read_head
-from scoremode.engines.vllm.messages import COLUMNS, Kind
-from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.engine import prove_states, read_head
+from scoremode.engines.vllm.prompts import COLUMNS, Kind, Prompt, PromptScores, scores_of
 from scoremode.errors import EngineError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, write_states

@@ -10,8 +10,7 @@ from support.llama_cpp.files import GOLDEN
 
 from scoremode.engines.base import Extras
 from scoremode.engines.vllm.engine import _against, _to_scores
-from scoremode.engines.vllm.messages import Kind
-from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.prompts import Kind, Prompt, PromptScores, scores_of
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.text.plan import Plan, make_plan

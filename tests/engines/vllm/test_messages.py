@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.messages import COMPARED, FULL, KEY, Kind, ScoreRequest
+from scoremode.engines.vllm.prompts import COMPARED, FULL, KEY, Kind, ScoreRequest
 from scoremode.head.full import FullScores
 from scoremode.results.scores import Comparison
 

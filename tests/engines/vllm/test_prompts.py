@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.messages import COLUMNS, Kind
-from scoremode.engines.vllm.prompts import Prompt, check_prompts, scores_of
+from scoremode.engines.vllm.prompts import COLUMNS, Kind, Prompt, check_prompts, scores_of
 from scoremode.errors import EngineError, InvalidMeasurement
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from scoremode.engines.vllm.server import is_server, unread
+from scoremode.engines.vllm.plugin import is_server, unread
 
 
 def test_what_nobody_reads_is_named():
@@ -17,6 +17,6 @@ def test_only_a_server_is_one():
     assert not is_server()
     program = (
         "import sys, types; sys.modules['vllm.entrypoints.openai.api_server'] = types.ModuleType('x')\n"
-        "from scoremode.engines.vllm.server import is_server; sys.exit(not is_server())"
+        "from scoremode.engines.vllm.plugin import is_server; sys.exit(not is_server())"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from scoremode.engines.vllm.llm import _rows, _with_last_target
 from scoremode.engines.vllm.prompts import Prompt
-from scoremode.engines.vllm.stock import _rows, _with_last_target
 from scoremode.errors import EngineError, InvalidMeasurement
 
 IDS = np.array([3, 1, 4, 1], np.int32)

@@ -38,6 +38,7 @@ from scoremode.engines.torch.passes.microbatch import (
     may_pad,
     score_states,
 )
+from scoremode.engines.torch.passes.prefix_schedule import RowMemory, Rows, is_of_requests
 from scoremode.engines.torch.passes.proofs import FirstPass
 from scoremode.head.project import HeadLogits
 from scoremode.lib import fallback

@@ -1,9 +1,14 @@
-"""The vLLM engine: a plan's windows through `ScoringLLM`, as any engine gives them back."""
+"""The vLLM engine: a plan's windows through `ScoringLLM`, as any engine gives them back.
+
+For a reference it reads the head of a base from the checkpoint, and proves that it belongs to the
+states that the workers write.
+"""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,29 +16,33 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Progress, Schedule
+from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
-from scoremode.engines.vllm.capture import prove_states, read_head
 from scoremode.engines.vllm.copies import Copies
-from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
+from scoremode.engines.vllm.llm import ScoringLLM
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.prompts import Against, Keep
+from scoremode.engines.vllm.prompts import Against, Keep, PromptScores
 from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
+from scoremode.head.project import Head, score_rows
 from scoremode.reference.base import OnDisk
+from scoremode.reference.states import read_states
 from scoremode.reference.stored import OrderedReference
 from scoremode.reference.writer import HeadTensors, Keeper
 from scoremode.results.scores import Scores, expected
-from scoremode.results.statistics.agreement import logits_of
+from scoremode.results.statistics.agreement import LIMITS, logits_of
 from scoremode.text.plan import Plan
 
-__all__ = ["VllmEngine"]
+__all__ = ["VllmEngine", "prove_states", "read_head"]
 
 # Window tokens of a pass: long enough that the pause after it, in which its part is written, is
 # nothing, and short enough that a killed run has lost little.
 _PASS_TOKENS = {"cpu": 8_192, "cuda": 131_072}
 # How requests that begin alike go through it.
 _APART = "apart: vLLM is given each by itself, and keeps no prefix of another"
+# Enough to see a factor that is missing, and done in no time on a CPU.
+_ROWS = 64
 
 
 class VllmEngine:
@@ -226,3 +235,51 @@ def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Score
     ]
     scored = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Scores.from_columns(columns | scored)
+
+
+def read_head(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int) -> HeadTensors:
+    """The head as the checkpoint has it: vLLM's is split over ranks, and repacked for its kernels.
+
+    - `options`: of a torch engine on the CPU, which computes nothing.
+
+    Raises EngineError for a head whose input is not the final states, or of another vocabulary.
+    """
+    engine = build_engine(checkpoint, options, vocabulary)
+    if engine.quantizes_head_input:
+        raise EngineError(
+            f"{checkpoint.source}: its head's inputs are quantized, which the states that vLLM gives "
+            "are not: capture it with --engine torch"
+        )
+    if engine.vocabulary != vocabulary:
+        raise EngineError(
+            f"{checkpoint.source}: its head has {engine.vocabulary} entries, and vLLM's softmax runs "
+            f"over {vocabulary}"
+        )
+    return engine.head_tensors()
+
+
+def prove_states(
+    head: Head, path: Path, answers: Sequence[PromptScores], logits: str, source: str
+) -> None:
+    """Raises EngineError unless the states in `path` and `head` give vLLM's log-probabilities again.
+
+    - `answers`: those of the states' prompts, in the order of the rows.
+    - `logits`: the dtype that vLLM rounded its logits to.
+
+    A model that does more around its head than scale and cap its logits would leave a reference that
+    nothing can be compared with, which is better known after a pass than after all.
+    """
+    states = read_states(path)[:_ROWS].clone()
+    target, logprob = (
+        np.concatenate([getattr(a, name) for a in answers])[: len(states)]
+        for name in ("target", "logprob")
+    )
+    again = score_rows(head, states, torch.from_numpy(target.astype(np.int64)))
+    apart = again.logprob.numpy() - logprob
+    rms, limit = float(np.sqrt((apart**2).mean())), LIMITS[logits].rms
+    if not rms <= limit:
+        raise EngineError(
+            f"{source}: its head, as the checkpoint has it, makes other log-probabilities of vLLM's "
+            f"final states than vLLM does: {rms:.3g} nats apart (rms of {len(states)} targets; "
+            f"{logits} logits explain {limit:g}): capture it with --engine torch"
+        )

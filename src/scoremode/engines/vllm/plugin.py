@@ -5,24 +5,42 @@ and which a user does for `vllm serve`: installing scoremode must not change wha
 anybody else. Then every text generation architecture in the model registry answers as a pooling model
 with the scoring pooler, under its own name. The entries are wrapped, not replaced by classes, so that
 nothing is imported early and vLLM's cache of what it knows about a class stays that of the class.
+
+In a server's process it refuses a request with fields that nobody reads. vLLM's server takes any field,
+as OpenAI's does, and leaves unread what it doesn't know. For a score that is a wrong answer: whoever
+sends `targets`, as `ScoringLLM` has them, would get the log-probabilities of the prompt's own tokens.
+The pooler never sees such a field, so the request's own class has to look. Its method that makes the
+pooling parameters is wrapped; what it makes stays vLLM's.
 """
 
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
 import dataclasses
+import functools
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scoremode.engines.vllm.server import is_server, refuse_unread_fields
 from scoremode.engines.vllm.settings import environment
 
-__all__ = ["ENTRY_POINT", "SWITCH", "register", "scoring_models"]
+__all__ = [
+    "ENTRY_POINT",
+    "SWITCH",
+    "is_server",
+    "refuse_unread_fields",
+    "register",
+    "scoring_models",
+    "unread",
+]
 
 SWITCH = "SCOREMODE_VLLM"
 ENTRY_POINT = "scoremode"
+# One of these is there when a server starts, and in no other process that loads plugins.
+_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.serve")
+_CLASSES = ("PoolingCompletionRequest", "PoolingChatRequest")
 
 
 def register() -> None:
@@ -80,3 +98,47 @@ class _Scoring:
 
         base = self.entry.load_model_cls()
         return scoring_class(base) if is_text_generation_model(base) else base
+
+
+def is_server() -> bool:
+    """Tells whether this process serves over HTTP."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return any(name in sys.modules or name == getattr(spec, "name", "") for name in _SERVERS)
+
+
+def refuse_unread_fields() -> None:
+    """Makes vLLM answer with an error, from now on, a request to score with a field nobody reads."""
+    try:
+        from vllm.entrypoints.pooling.pooling import protocol
+    except ImportError:
+        # Another release has it elsewhere.
+        protocol = None
+    classes: list[Any] = [getattr(protocol, name, None) for name in _CLASSES]
+    makers = [getattr(cls, "to_pooling_params", None) for cls in classes]
+    if None in makers:
+        print(
+            "scoremode: this vLLM's requests are not known: fields that nobody reads are not refused",
+            file=sys.stderr,
+        )
+    for cls, make in zip(classes, makers, strict=True):
+        if make is not None and not hasattr(make, "__wrapped__"):
+            cls.to_pooling_params = _checked(make)
+
+
+def _checked(make: Any) -> Any:
+    @functools.wraps(make)
+    def checked(self: Any) -> Any:
+        if problem := unread(self.model_extra):
+            raise ValueError(problem)
+        return make(self)
+
+    return checked
+
+
+def unread(fields: dict[str, Any] | None) -> str | None:
+    """Says what is wrong with these fields of a request beside those that vLLM knows; None for none."""
+    if not fields:
+        return None
+    names = ", ".join(sorted(fields))
+    more = ": over HTTP each token is scored given those before it" if "targets" in fields else ""
+    return f"nobody reads the field {names}{more}"

@@ -10,9 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.messages import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.plugin import scoring_models
-from scoremode.engines.vllm.prompts import Keep, Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.prompts import (
+    KEY,
+    Keep,
+    Kind,
+    Prompt,
+    PromptScores,
+    ScoreRequest,
+    scores_of,
+)
 from scoremode.engines.vllm.settings import Settings, environment
 from scoremode.engines.vllm.signatures import check_signatures, v2_scores
 from scoremode.engines.vllm.start import Started

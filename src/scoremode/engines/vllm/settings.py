@@ -36,6 +36,13 @@ _OTHER_STATE = (
 )  # fmt: skip
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+# Where things are and what is logged; every other variable of vLLM's may move a number.
+_HARMLESS = (
+    "VLLM_LOGGING", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_PORT", "VLLM_HOST", "VLLM_RPC",
+    "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE", "VLLM_RAY_", "VLLM_PLUGINS",
+    "VLLM_CPU_KVCACHE_SPACE", "VLLM_ASSETS", "VLLM_TRACE", "VLLM_CONFIGURE_LOGGING",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_API_KEY", "VLLM_DEBUG",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,15 +180,6 @@ def engine_environment() -> Iterator[None]:
     values[_RAY_PREFIXES] = ",".join(filter(None, (prefixes, "SCOREMODE_")))
     with environment(values):
         yield
-
-
-# Where things are and what is logged; every other variable of vLLM's may move a number.
-_HARMLESS = (
-    "VLLM_LOGGING", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_PORT", "VLLM_HOST", "VLLM_RPC",
-    "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE", "VLLM_RAY_", "VLLM_PLUGINS",
-    "VLLM_CPU_KVCACHE_SPACE", "VLLM_ASSETS", "VLLM_TRACE", "VLLM_CONFIGURE_LOGGING",
-    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_API_KEY", "VLLM_DEBUG",
-)  # fmt: skip
 
 
 def variables() -> dict[str, str]:

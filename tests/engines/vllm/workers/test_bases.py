@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.workers import bases
-from scoremode.engines.vllm.workers.bases import Share, open_base, spans_of, to_device
+from scoremode.engines.vllm.workers import comparison as bases
+from scoremode.engines.vllm.workers.comparison import Share, open_base, spans_of, to_device
 from scoremode.reference.stored import StoredReference
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import hashlib
 import time
 
-from scoremode.engines.vllm.workers import copy_files
-from scoremode.engines.vllm.workers.copy_files import CopyHashes, view_of
+from scoremode.engines.vllm import copies as copy_files
+from scoremode.engines.vllm.copies import CopyHashes, view_of
 
 
 def hashes(paths):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.workers.bases import Share, open_base
-from scoremode.engines.vllm.workers.pairs import compare
+from scoremode.engines.vllm.workers.comparison import Share, compare, open_base
 from scoremode.head.full import full_pairs
 from scoremode.head.project import score_pairs
 from scoremode.llama_cpp.reference import LlamaCppSums
@@ -51,7 +50,7 @@ def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
     """Each over its entries, one of them without any; both models' logits are left as they are."""
     import threading
 
-    monkeypatch.setattr("scoremode.engines.vllm.workers.pairs._TILE", {"cpu": tile})
+    monkeypatch.setattr("scoremode.engines.vllm.workers.comparison._TILE", {"cpu": tile})
     model = torch.randn(ROWS, ENTRIES, generator=GENERATOR).bfloat16()
     base = model + 0.3 * torch.randn(ROWS, ENTRIES, generator=GENERATOR)
     # As a llama.cpp file has them.

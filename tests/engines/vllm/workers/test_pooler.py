@@ -20,7 +20,7 @@ def test_a_step_that_skips_or_repeats_tokens_is_an_error(engines):
     program = """
 import numpy as np
 import torch
-from scoremode.engines.vllm.messages import ScoreRequest
+from scoremode.engines.vllm.prompts import ScoreRequest
 from scoremode.engines.vllm.workers.pooler import _collect, _Span
 
 ids = torch.arange(10)

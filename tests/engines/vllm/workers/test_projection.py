@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from scoremode.engines.vllm.workers.projection import (
+from scoremode.engines.vllm.workers.comparison import (
     Float32Projection,
     OtherHead,
     project_in_float32,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.messages import Kind
-from scoremode.engines.vllm.workers import shard
-from scoremode.engines.vllm.workers.shard import ShardedHead
+from scoremode.engines.vllm.prompts import Kind
+from scoremode.engines.vllm.workers import vocab_slice as shard
+from scoremode.engines.vllm.workers.vocab_slice import ShardedHead
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, WIDTH, ENTRIES, PADDED = 23, 8, 50, 64

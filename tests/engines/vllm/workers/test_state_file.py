@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.workers.state_file import StateFile
+from scoremode.engines.vllm.workers.comparison import StateFile
 from scoremode.reference.states import create_states, read_states
 
 GENERATOR = torch.Generator().manual_seed(0)

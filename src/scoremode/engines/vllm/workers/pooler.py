@@ -23,10 +23,9 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.torch.device import DeviceClock
-from scoremode.engines.vllm.messages import KEY, ScoreRequest
-from scoremode.engines.vllm.workers.bases import to_device
-from scoremode.engines.vllm.workers.shard import Given, ShardedHead
-from scoremode.engines.vllm.workers.state_file import StateFile
+from scoremode.engines.vllm.prompts import KEY, ScoreRequest
+from scoremode.engines.vllm.workers.comparison import StateFile, to_device
+from scoremode.engines.vllm.workers.vocab_slice import Given, ShardedHead
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import OnDisk
 

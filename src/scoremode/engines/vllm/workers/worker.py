@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from scoremode.engines.vllm.activations import layer_activations
-from scoremode.engines.vllm.workers.copy_files import CopyHashes, View, view_of
-from scoremode.engines.vllm.workers.state_file import StateFile
+from scoremode.engines.vllm.copies import CopyHashes, View, view_of
+from scoremode.engines.vllm.workers.comparison import StateFile
 from scoremode.lib.machine import cpu_name
 
 __all__ = ["WorkerExtension"]

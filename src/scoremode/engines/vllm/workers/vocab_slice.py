@@ -18,10 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.messages import Kind
-from scoremode.engines.vllm.workers.bases import Base, Share, open_base
-from scoremode.engines.vllm.workers.pairs import compare
-from scoremode.engines.vllm.workers.projection import project_in_float32
+from scoremode.engines.vllm.prompts import Kind
+from scoremode.engines.vllm.workers.comparison import (
+    Base,
+    Share,
+    compare,
+    open_base,
+    project_in_float32,
+)
 from scoremode.head.divergence import ExtraSums
 from scoremode.head.rows import HeadScores, RowSums
 from scoremode.reference.base import Reference
