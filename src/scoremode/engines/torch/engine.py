@@ -44,7 +44,6 @@ from scoremode.head.project import HeadLogits
 from scoremode.lib import fallback
 from scoremode.reference.base import Span
 from scoremode.reference.writer import HeadTensors
-from scoremode.report.divergence import Rows
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
