@@ -33,7 +33,7 @@ from scoremode.schemes.compressed_tensors_weights import (
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8 import BlockFloat8
 from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
-from scoremode.schemes.gguf_permuted import Relaid
+from scoremode.schemes.gguf_permuted import Permuted
 from scoremode.schemes.qweight import Qweight
 
 Tensors = dict[str, torch.Tensor]
@@ -125,7 +125,7 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
         result.append((Blocks(of.name, shape), {of.name: integers(rows, width, high=64)}))
     # As a llama's queries lie in a file, with heads of 128.
     stored = {"Q4_K": integers(rows, columns // 256 * 144, high=64)}
-    result.append((Relaid(Blocks("Q4_K", shape), Layout(turns=rows // 128)), stored))
+    result.append((Permuted(Blocks("Q4_K", shape), Layout(turns=rows // 128)), stored))
     return result
 
 
@@ -205,7 +205,7 @@ def main() -> None:
         assert torch.isfinite(target).all(), scheme.label
         moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
         layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
-        layout = " in another order" if isinstance(scheme, Relaid) else layout
+        layout = " in another order" if isinstance(scheme, Permuted) else layout
         print(
             f"{scheme.label + layout:28} {seconds / weights * 1e9:9.4f} {moved:7.1f} "
             f"{moved / ceiling:9.2f} {allocated(run) / weights:9.3f}"
