@@ -20,16 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Without vLLM, what needs it is skipped: it all comes by the fixture `engines`.
     """
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}/"
+    lacks_vllm = importlib.util.find_spec("vllm") is None
     order = ("test_processes.py", "test_command_line.py", "test_verify_vllm.py", "test_served.py")
-    places = [i for i, item in enumerate(items) if here in item.path.parents]
+    places = [i for i, item in enumerate(items) if str(item.path).startswith(here)]
     ours = [items[i] for i in places]
     ours.sort(key=lambda t: order.index(t.path.name) if t.path.name in order else len(order))
     for i, item in zip(places, ours, strict=True):
         items[i] = item
-        if importlib.util.find_spec("vllm") is None and "engines" in getattr(
-            item, "fixturenames", ()
-        ):
+        if lacks_vllm and "engines" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="needs vLLM: make test-vllm"))
 
 
