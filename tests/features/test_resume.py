@@ -47,7 +47,7 @@ def test_a_run_killed_at_any_touch_of_the_disk_ends_with_the_same_bits(kind, tmp
 @pytest.fixture(scope="module")
 def flags(demo) -> list[str]:
     """Of a run of a few seconds in many passes, all but its output folder."""
-    text = f"-f {demo / 'heldout.txt'} --protocol strided -c 128 --stride 32 --limit 400"
+    text = f"-f {demo / 'heldout.txt'} --protocol strided -c 128 --stride 32 --limit 200"
     return f"{text} --max-memory 8MB --batch-size 8 --device cpu --quiet -o".split()
 
 
