@@ -8,6 +8,7 @@ import gzip
 import json
 import platform
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 from digests import LIBRARIES, hash_of_value
 
 HEADER = "#"
-# Lines of one difference of a text, and measurements that are named of those with one difference.
-DIFF_LINES, NAMES = 12, 4
+# Lines of one difference of a text, their length, and measurements that are named with a difference.
+DIFF_LINES, WIDTH, NAMES = 12, 200, 4
 
 # Name of a line → what it is the hash of; a text: why there is none.
 Values = dict[str, Any]
@@ -125,7 +126,14 @@ def fields_that_differ(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 def difference_of(old: Any, new: Any) -> str:
     if isinstance(old, str) and isinstance(new, str) and "\n" in old + new:
-        lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
+        before, after = ([*wrapped(text)] for text in (old, new))
+        lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         more = [f"… {len(lines) - DIFF_LINES} more lines"] if len(lines) > DIFF_LINES else []
-        return "".join(f"\n    {line[:200]}" for line in [*lines[:DIFF_LINES], *more])
+        return "".join(f"\n    {line}" for line in [*lines[:DIFF_LINES], *more])
     return f": {str(old)[:120]} → {str(new)[:120]}"
+
+
+def wrapped(text: str) -> Iterator[str]:
+    """Lines, long ones cut at spaces."""
+    for line in text.splitlines():
+        yield from textwrap.wrap(line, WIDTH, drop_whitespace=False) or [""]

@@ -24,6 +24,14 @@ PROVENANCE = {"schema", "schema_version", "command", "identity", "sha256", "scor
 # Hashes of files with a time in them.
 SEALS = {"sha256", "record_sha256", "record", "records", "seal"}
 RULES = (
+    # Lines of progress, which come every few seconds.
+    (
+        re.compile(
+            r"^scoremode: [^\n]*(\([^()\n]*\d (s|min|h)\)|\d% of [^\n]*| left[^\n]*)\n",
+            re.MULTILINE,
+        ),
+        "",
+    ),
     # A run's folder: its time, its model and its hash.
     (re.compile(r"\b\d{8}T\d{6}_(\S+?)_[0-9a-f]{8}\b"), r"TIME_\1_ID"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
