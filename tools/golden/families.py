@@ -241,8 +241,8 @@ def other_runs() -> Iterator[Measurement]:
     for part in ("layer", "module", "kind"):
         yield ran(f"attribution/{part}", "attribute", variant("W3A16-g32"), *text, "--by", part)
     yield ran("attribution/alone", "attribute", variant("W3A16-g32"), *text, "--alone")
-    yield ran("attribution/recipe", "attribute", *text, "--budget", "5", "--from",
-              variant("W4A16-g32"), variant("W8A16"))  # fmt: skip
+    yield ran("attribution/recipe", "attribute", variant("W4A16-g32"), *text, "--budget", "5",
+              "--from", variant("W3A16-g32"), variant("W8A16"))  # fmt: skip
     tasks = ("--tasks", "ends,last_word,pages,letters", "--include-path", "tasks",
              "--confirm-run-unsafe-code", *FLOAT32, "--device", "cpu")  # fmt: skip
     yield ran("tasks/scored", "tasks", "model", *tasks, library="lm_eval")

@@ -56,32 +56,32 @@ _JAMBA = {
     "expert_layer_offset": 1,
     "head_dim": None,
 }
-# Name of a model → its builder in `tests/support`, and what `make_pair` there is given.
+# Name of a model → its builder in `tests/support/families`, and what `make_pair` there is given.
 FOREIGN: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "hqq-4": ("hqq_models", ("llama", 4, 16, 1)),
-    "hqq-3": ("hqq_models", ("llama", 3, 16, 0)),
-    "hqq-8-experts": ("hqq_models", ("qwen3_moe", 8, 16, 1)),
-    "mlx-4": ("mlx_models", ("llama", 4, 32)),
-    "mlx-6-experts": ("mlx_models", ("qwen3_moe", 6, 32)),
-    "exl3-4": ("exl3_models", ("llama", 4, "mul1")),
-    "exl3-3-tied": ("exl3_models", ("llama-tied", 3, "mcg")),
-    "exl3-2-experts": ("exl3_models", ("qwen3_moe", 2, "3inst")),
-    "torchao-Int8": ("torchao_models", ("llama", "Int8")),
-    "torchao-Int8-dynamic": ("torchao_models", ("llama", "Int8", True)),
-    "torchao-Float8": ("torchao_models", ("llama", "Float8")),
-    "torchao-Float8-dynamic": ("torchao_models", ("llama", "Float8", True)),
+    "hqq-4": ("hqq", ("llama", 4, 16, 1)),
+    "hqq-3": ("hqq", ("llama", 3, 16, 0)),
+    "hqq-8-experts": ("hqq", ("qwen3_moe", 8, 16, 1)),
+    "mlx-4": ("mlx", ("llama", 4, 32)),
+    "mlx-6-experts": ("mlx", ("qwen3_moe", 6, 32)),
+    "exl3-4": ("exl3", ("llama", 4, "mul1")),
+    "exl3-3-tied": ("exl3", ("llama-tied", 3, "mcg")),
+    "exl3-2-experts": ("exl3", ("qwen3_moe", 2, "3inst")),
+    "torchao-Int8": ("torchao", ("llama", "Int8")),
+    "torchao-Int8-dynamic": ("torchao", ("llama", "Int8", True)),
+    "torchao-Float8": ("torchao", ("llama", "Float8")),
+    "torchao-Float8-dynamic": ("torchao", ("llama", "Float8", True)),
     **{
-        f"quark-{kind.replace(' ', '-')}": ("quark_models", ("llama", kind))
+        f"quark-{kind.replace(' ', '-')}": ("quark", ("llama", kind))
         for kind in ("fp8", "ptpc", "int8", "mxfp4", "mxfp4 weights", "int4", "uint4")
     },
     **{
-        f"modelopt-{name}": ("modelopt_checkpoints", ("llama", name))
+        f"modelopt-{name}": ("modelopt", ("llama", name))
         for name in ("NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8",
                      "NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ")
     },
-    "bitsandbytes-nf4": ("bitsandbytes_models", ("llama", "nf4")),
-    "bitsandbytes-fp4-double": ("bitsandbytes_models", ("llama", "fp4", True)),
-    "bitsandbytes-int8": ("bitsandbytes_models", ("llama", "int8")),
+    "bitsandbytes-nf4": ("bitsandbytes", ("llama", "nf4")),
+    "bitsandbytes-fp4-double": ("bitsandbytes", ("llama", "fp4", True)),
+    "bitsandbytes-int8": ("bitsandbytes", ("llama", "int8")),
     "fp8-blocks": ("float8_blocks", ("llama", (16, 16))),
     "fp8-blocks-experts": ("float8_blocks", ("qwen3_moe", (16, 16))),
     "mxfp4": ("mxfp4_experts", ()),
@@ -98,7 +98,7 @@ QWEIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gptq-v2-8": ({"bits": 8}, _GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}),
     "auto-round": ({"symmetric": True, "less_one": True}, _ROUND | _GROUPS),
 }
-FOREIGN |= dict.fromkeys(QWEIGHT, ("qweight_models", ("llama",)))
+FOREIGN |= dict.fromkeys(QWEIGHT, ("qweight", ("llama",)))
 # Types of the blocks of one file, by turns.
 BLOCKS = {
     "blocks-legacy": ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -283,12 +283,12 @@ def _make_foreign(folder: Path, name: str) -> None:
     from importlib import import_module
 
     builder, given = FOREIGN[name]
-    module = import_module(f"support.{builder}")
+    module = import_module(f"support.families.{builder}")
     config: dict[str, Any] = {}
     if name in QWEIGHT:
         recipe, config = QWEIGHT[name]
         given = (*given, module.Recipe(**recipe))
-    elif builder == "exl3_models":
+    elif builder == "exl3":
         # In whole blocks, and with this vocabulary for all that.
         def change(settings: dict[str, Any]) -> None:
             module.whole_blocks(settings)

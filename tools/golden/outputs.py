@@ -19,6 +19,7 @@ GROUPED = ("run:text/groups",)
 SHOWN = ("kld/full-stored", "kld/noise-live", "chat/kld", "text/groups", "text/stop-kld",
          "text/calibration", "float32/W4A16-g32", "protocol/lm-eval-kld", "cache/int8",
          "mixture/both", "shard/kld-merged", "reference/stored", "gguf/kld")  # fmt: skip
+WITHOUT_BASE = ("text/calibration", "float32/W4A16-g32", "reference/stored")
 INSPECTED = {
     "model": "model",
     "W4A16-g32": variant("W4A16-g32"),
@@ -71,7 +72,8 @@ def outputs() -> Iterator[Measurement]:
                       "--windows", "4", "--device", "cpu", "--format", form,
                       needs=("demo",))  # fmt: skip
     for name in SHOWN:
-        yield printed(f"show/{name}", "show", f"run:{name}", "-v", "--worst", "5")
+        worst = () if name in WITHOUT_BASE else ("--worst", "5")
+        yield printed(f"show/{name}", "show", f"run:{name}", "-v", *worst)
         for form in FORMS[1:]:
             yield printed(f"show/{name}-{form}", "show", f"run:{name}", "--format", form)
     for name, model in INSPECTED.items():
