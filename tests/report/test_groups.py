@@ -10,7 +10,8 @@ from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.report.divergence import kld_document
-from scoremode.report.groups import compared_groups, group_counts, groups_document, rate
+from scoremode.report.document import rate
+from scoremode.report.groups import compared_groups, group_counts, groups_document
 from scoremode.report.rendering import document_markdown, document_text, table_csv
 from scoremode.report.run import run_document
 from scoremode.results.comparison.ranking import ranking

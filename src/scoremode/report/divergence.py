@@ -17,10 +17,12 @@ from scoremode.report.document import (
     measured,
     number,
     printable,
+    rate,
 )
 from scoremode.report.facts import headline_rows, measured_rows, page_rows, place_rows, ran_rows
-from scoremode.report.groups import KINDS, group_parts, rate
+from scoremode.report.groups import KINDS, group_parts
 from scoremode.report.runs import run_data
+from scoremode.results.metrics import shown
 from scoremode.results.statistics.bootstrap import verdict
 
 __all__ = ["kld_document", "worst_facts"]
@@ -107,20 +109,12 @@ def _perplexities(metrics: Mapping[str, Any]) -> Rows:
 def _details(record: Mapping[str, Any]) -> Rows:
     """The numbers that the first block leaves out."""
     metrics, spread = record["metrics"], record["distribution"]
-    names = {
-        "kld_p99": "KLD 99 %",
-        "kld_p999": "KLD 99.9 %",
-        "kld_reverse": "KLD(model‖base)",
-        "jsd": "Jensen-Shannon",
-    }
     rows = [("KLD percentiles", _percentiles(spread["kld"]))]
-    rows += [
-        (words, f"{metrics[name]['value']:.6g} nats   {interval_text(metrics[name], '.4g')}")
-        for name, words in names.items()
-        if name in metrics
-    ]
-    halved = metrics["halved"]
-    rows.append(("fell below half", f"{halved['value']:.3%}   {interval_text(halved, '.3%')}"))
+    for metric, own in shown("details"):
+        if (found := metrics.get(metric.key)) is not None:
+            unit = f" {metric.unit}" if metric.unit else ""
+            text = f"{found['value']:{own.form}}{unit}   {interval_text(found, own.ends)}"
+            rows.append((own.heading, text))
     if "entropy_change" in metrics:
         change, own, base = (metrics[k] for k in ("entropy_change", "entropy", "entropy_base"))
         said = f"{change['value']:+.5g} nats   {interval_text(change, '+.4g')}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scoremode.errors import escaped
+from scoremode.results.metrics import MetricSpec, Shown
 
 __all__ = [
     "Column",
@@ -26,9 +27,11 @@ __all__ = [
     "interval",
     "interval_text",
     "measured",
+    "metric_columns",
     "number",
     "pairs",
     "printable",
+    "rate",
     "size",
     "without_interval",
     "words",
@@ -144,6 +147,23 @@ def measured(head: str, key: str, form: str, sign: str = "") -> Column:
 def interval(form: str, head: str = "95 %") -> Column:
     """A column of the intervals of metrics that another column has: (low, high), or None."""
     return Column(head, None, lambda ends: f"[{ends[0]:{form}}, {ends[1]:{form}}]")
+
+
+def metric_columns(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
+    """The columns of a metric in one place: its number, in data with both ends of the interval, and the
+    interval where the place has it. Their cells are the metric's value and its interval."""
+    if metric.kind == "rate":
+        value = replace(measured(own.heading, metric.data_key, ""), show=lambda m: rate(m["value"]))
+        ends = Column("95 %", None, lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]")
+    else:
+        value = measured(own.heading, metric.data_key, own.form, own.sign)
+        ends = interval(own.ends)
+    return (value, ends) if own.interval else (value,)
+
+
+def rate(share: float) -> str:
+    """A share as so many in 10,000."""
+    return f"{share * 10_000:,.1f}"
 
 
 def size(values: Iterable[float | None], key: str = "size_gib") -> Column:

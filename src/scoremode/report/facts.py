@@ -13,6 +13,7 @@ from scoremode.report.document import (
     without_interval,
 )
 from scoremode.results.comparison.comparable import is_held_out
+from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
 
 
 # Metrics of few targets, which may have no interval where the others do.
-_OF_FEW = ("confident_flips", "halved", "kld_p99", "kld_p999")
+_OF_FEW = frozenset(metric.key for metric in METRICS if metric.of_few)
 _LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}
 # As a sentence of a card.
 _RULES = {"truncate": "cut", "split": "split into windows", "skip": "left out"}

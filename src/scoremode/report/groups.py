@@ -12,11 +12,12 @@ from scoremode.report.document import (
     Table,
     data,
     escaped,
-    interval,
     measured,
+    metric_columns,
     number,
     words,
 )
+from scoremode.results.metrics import METRICS, Place, shown
 
 __all__ = [
     "KINDS",
@@ -27,7 +28,6 @@ __all__ = [
     "group_rows",
     "groups_document",
     "groups_of_runs",
-    "rate",
 ]
 
 KINDS = {
@@ -42,19 +42,6 @@ KINDS = {
 _WHOLE = ("label", "turn")
 # Characters of a name, so that a table is no wider than a terminal.
 _NAME, _MODEL = 18, 24
-_PER = 10_000
-# Metric → its name in data.
-_METRICS = {
-    "ppl": "ppl",
-    "ppl_ratio": "ppl_ratio",
-    "kld": "kld_nats",
-    "kld_p99": "kld_p99_nats",
-    "kld_p999": "kld_p999_nats",
-    "top1": "top1_share",
-    "confident_flips": "confident_flips_share",
-    "halved": "halved_share",
-    "entropy_change": "entropy_change_nats",
-}
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -74,11 +61,11 @@ def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
     if not groups:
         return []
     if "kld" not in groups[0]:
-        return [_table(of, groups, _PPL), *_notes(groups, ("ppl",))]
+        return [_table(of, groups, "groups alone"), *_notes(groups, ("ppl",))]
     if of == "depth":
-        return [_table(of, groups, _DEPTH), *_notes(groups, ("kld",))]
+        return [_table(of, groups, "depth"), *_notes(groups, ("kld",))]
     confident = (record.get("thresholds") or {}).get("confident")
-    return [_table(of, groups, _FIRST), *_notes(groups, ("kld",), confident)]
+    return [_table(of, groups, "groups"), *_notes(groups, ("kld",), confident)]
 
 
 def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
@@ -86,7 +73,8 @@ def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
     groups = (record.get("breakdown") or {}).get(of) or ()
     if not groups or "kld" not in groups[0]:
         return []
-    parts: list[Table | Prose] = [_table(of, groups, columns) for columns in (_SECOND, _THIRD)]
+    places: tuple[Place, ...] = ("groups, more", "groups, tails")
+    parts: list[Table | Prose] = [_table(of, groups, place) for place in places]
     if not any("entropy_change" in group for group in groups):
         parts.append(Prose("no change of entropy: measured without --full"))
     return parts
@@ -115,8 +103,8 @@ def groups_of_runs(value: Sequence[Mapping[str, Any]]) -> list[Table | Prose]:
             Prose(f"group {escaped(str(group['group']))}, {group['share']:.1%} of the targets")
         )
         rows = group["runs"]
-        columns = _FIRST if any("kld" in row for row in rows) else _PPL
-        parts.append(_table("model", rows, columns))
+        place: Place = "groups" if any("kld" in row for row in rows) else "groups alone"
+        parts.append(_table("model", rows, place))
     return parts
 
 
@@ -130,66 +118,25 @@ def compared_groups(value: Sequence[Mapping[str, Any]]) -> Document:
     return Document(tuple(groups_of_runs(value)), _data(rows, ("model",)))
 
 
-def rate(share: float) -> str:
-    """A share as so many in 10,000."""
-    return f"{share * _PER:,.1f}"
-
-
-def _table(of: str, groups: Groups, columns: Mapping[str, Sequence[Column]]) -> Table:
+def _table(of: str, groups: Groups, place: Place) -> Table:
     head, key, most = ("model", "model", _MODEL) if of == "model" else (KINDS[of], "group", _NAME)
     named = Column(head, None, lambda name: _cut(str(name), most))
-    shown = [named] if of == "model" else [named, number("share", None, ".1%")]
+    first = [named] if of == "model" else [named, number("share", None, ".1%")]
+    metrics = shown(place)
     rows = []
     for group in groups:
         row: list[Any] = [group[key]] if of == "model" else [group[key], group["share"]]
-        for name, own in columns.items():
-            metric = group.get(name)
-            row += [metric, metric and metric["ci95"]][: len(own)]
+        for metric, own in metrics:
+            value = group.get(metric.key)
+            row += [value, value and value["ci95"]] if own.interval else [value]
         rows.append(tuple(row))
-    return Table((*shown, *(c for own in columns.values() for c in own)), tuple(rows)).filled()
+    columns = (column for metric, own in metrics for column in metric_columns(metric, own))
+    return Table((*first, *columns), tuple(rows)).filled()
 
 
 def _cut(name: str, most: int) -> str:
     text = escaped(name)
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _rated(head: str) -> tuple[Column, Column]:
-    """A share in 10,000, and its interval."""
-    return (
-        Column(head, None, lambda metric: rate(metric["value"])),
-        Column("95 %", None, lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]"),
-    )
-
-
-def _both(head: str, form: str) -> tuple[Column, Column]:
-    return measured(head, "", form), interval(form)
-
-
-_PPL = {"ppl": _both("PPL", ".4f")}
-_FIRST = {
-    "ppl_ratio": _both("PPL/base", ".4f"),
-    "kld": _both("KLD", ".3g"),
-    "top1": (measured("top-1", "", ".1%"),),
-    "confident_flips": _rated("flips/10k")[:1],
-}
-_DEPTH = {
-    "ppl": (measured("PPL", "", ".4f"),),
-    "ppl_ratio": _both("PPL/base", ".4f"),
-    "kld": _both("KLD", ".3g"),
-    "top1": (measured("top-1", "", ".1%"),),
-}
-_SECOND = {
-    "ppl": (measured("PPL", "", ".3f"),),
-    "top1": _both("same top-1", ".2%"),
-    "confident_flips": _rated("flips/10k"),
-    "halved": _both("below half", ".2%"),
-}
-_THIRD = {
-    "kld_p99": _both("KLD p99", ".3g"),
-    "kld_p999": _both("KLD p99.9", ".3g"),
-    "entropy_change": _both("entropy", "+.3g"),
-}
 
 
 def _notes(groups: Groups, names: Iterable[str], confident: float | None = None) -> list[Prose]:
@@ -212,10 +159,11 @@ def _notes(groups: Groups, names: Iterable[str], confident: float | None = None)
 
 
 def _data(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> Table:
+    metrics = [metric for metric in METRICS if metric.of_groups]
     columns = (
         *(words(None, name) for name in (*first, "group")),
         *(data(name) for name in ("from", "to", "n", "share")),
-        *(replace(measured("", key, ""), head=None) for key in _METRICS.values()),
+        *(replace(measured("", metric.data_key, ""), head=None) for metric in metrics),
     )
-    names = (*first, "group", "from", "to", "n", "share", *_METRICS)
+    names = (*first, "group", "from", "to", "n", "share", *(metric.key for metric in metrics))
     return Table(columns, tuple(tuple(row.get(name) for name in names) for row in rows))

@@ -11,14 +11,15 @@ from scoremode.report.document import (
     Said,
     Table,
     data,
-    interval,
     measured,
+    metric_columns,
     number,
     printable,
     size,
     words,
 )
 from scoremode.results.comparison.rows import base_row, run_row, short_name
+from scoremode.results.metrics import MetricSpec, Shown, shown
 
 __all__ = ["foreseen_document", "run_data", "runs_table", "status_document"]
 
@@ -42,14 +43,7 @@ def runs_table(
         words(None, "folder"),
         data("is_base"),
         data("n"),
-        measured("PPL", "ppl", ".4f"),
-        interval(".4f"),
-        measured("PPL / base", "ppl_ratio", ".5f", "×"),
-        interval(".5f"),
-        measured("KLD (nats)", "kld_nats", ".4g"),
-        interval(".4g"),
-        number("KLD p99", "kld_p99_nats", ".4g"),
-        measured("same top-1", "top1_share", ".2%"),
+        *(column for metric, own in shown("runs") for column in _columns_of(metric, own)),
         number("bits/weight", "bits_per_weight", ".3f"),
         size(row["gib"] for row in rows),
         *further.values(),
@@ -63,14 +57,25 @@ def run_data(record: Mapping[str, Any], folder: Path) -> Table:
     return runs_table([*([base] if base else []), run_row(record, folder, name)])
 
 
+def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
+    if metric.percent is None:
+        return metric_columns(metric, own)
+    # Of `distribution`, which has no interval.
+    return (number(own.heading, metric.data_key, own.form),)
+
+
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    ratio = Said("base") if row["is_base"] and row["ppl_ratio"] is None else row["ppl_ratio"]
+    cells: list[Any] = []
+    for metric, own in shown("runs"):
+        value = row[metric.key]
+        is_base = metric.key == "ppl_ratio" and row["is_base"] and value is None
+        cells.append(Said("base") if is_base else value)
+        if own.interval:
+            cells.append(_ends(value))
     return (
         *(row.get("rank"), row["model"], row["folder"], row["is_base"], row["ppl"]["n"]),
-        *(row["ppl"], _ends(row["ppl"])),
-        *(ratio, _ends(row["ppl_ratio"])),
-        *(row["kld"], _ends(row["kld"])),
-        *(row["kld_p99"], row["top1"], row["bits_per_weight"], row["gib"]),
+        *cells,
+        *(row["bits_per_weight"], row["gib"]),
     )
 
 

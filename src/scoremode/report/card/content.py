@@ -18,6 +18,7 @@ from scoremode.report.document import (
     Table,
     counted,
     escaped,
+    metric_columns,
     number,
     printable,
     size,
@@ -26,6 +27,7 @@ from scoremode.report.document import (
 from scoremode.report.facts import blocks_words, caveats, chat_sentence, protocol_words
 from scoremode.report.rendering import literal, preformatted, table_markdown
 from scoremode.results.comparison.rows import short_name
+from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
@@ -48,12 +50,6 @@ _SHORT = 12
 TOOL = "scoremode"
 # WikiText-2, by the name that a corpus of its rows has, wherever they lay.
 _WIKITEXT = "wikitext wikitext-2-raw-v1 test"
-_METRICS = {
-    "ppl": ("perplexity", "Perplexity"),
-    "ppl_ratio": ("perplexity_ratio", "Perplexity / base's"),
-    "kld": ("kl_divergence", "KL divergence from the base (nats)"),
-    "top1": ("top1_agreement", "Same top-1 as the base (share)"),
-}
 
 
 @dataclass(frozen=True)
@@ -98,13 +94,9 @@ def _table(value: Mapping[str, Any]) -> Table:
         number("bits/weight", "bits_per_weight", ".3f"),
         size(row["gib"] for row in rows),
         _with_interval("word PPL", ".4f"),
-        _with_interval("PPL", ".4f"),
-        _with_interval("PPL / base", ".4f"),
-        _with_interval("KLD (nats)", ".4g"),
-        number("KLD p99", "kld_p99_nats", ".4g"),
-        Column("same top-1", "top1", lambda metric: f"{metric['value']:.2%}"),
+        *(_card_column(metric, own) for metric, own in shown("card")),
     )
-    names = ("bits_per_weight", "gib", "word_ppl", "ppl", "ppl_ratio", "kld", "kld_p99", "top1")
+    names = ("bits_per_weight", "gib", "word_ppl", *(metric.key for metric, _ in shown("card")))
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
@@ -114,6 +106,14 @@ def _table(value: Mapping[str, Any]) -> Table:
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
+
+
+def _card_column(metric: MetricSpec, own: Shown) -> Column:
+    if own.interval:
+        return _with_interval(own.heading, own.form)
+    if metric.percent is not None:
+        return number(own.heading, metric.data_key, own.form)
+    return metric_columns(metric, own)[0]
 
 
 def _with_interval(head: str, form: str) -> Column:
@@ -234,8 +234,11 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
     found = []
     for row, record in _runs(groups):
         data, url = _dataset(record["corpus"]), source_of.get(row["folder"])
-        for name, (kind, title) in _METRICS.items():
-            metric = row[name]
+        for spec in METRICS:
+            if spec.hub is None:
+                continue
+            kind, title = spec.hub
+            metric = row[spec.key]
             if metric is None:
                 continue
             label = f"{title}, {escaped(row['model'])}"
@@ -251,7 +254,7 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
                     metric_type=kind,
                     metric_name=label,
                     metric_value=metric["value"],
-                    metric_args=_arguments(record, metric, against=name != "ppl"),
+                    metric_args=_arguments(record, metric, against=spec.base),
                     verified=False,
                     source_name=None if url is None else _version(record),
                     source_url=url,
@@ -318,7 +321,8 @@ def _entries(
         if (metric := row[name]) is None:
             continue
         ends = metric["ci95"]
-        notes = [f"{_METRICS[name][1]} of {escaped(row['model'])}"]
+        kind, title = METRIC[name].hub or ("", "")
+        notes = [f"{title} of {escaped(row['model'])}"]
         notes += [] if ends is None else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
         notes += [f"protocol {escaped(protocol_words(record['protocol']))}", f"n = {metric['n']}"]
         if name == "kld":
@@ -326,7 +330,7 @@ def _entries(
         found.append(
             EvalResultEntry(
                 dataset_id=data.id,
-                task_id=_METRICS[name][0],
+                task_id=kind,
                 value=metric["value"],
                 dataset_revision=data.revision,
                 date=record.get("finished"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.results.metrics import MetricSpec, shown
 from scoremode.results.record.section import value_at
 
 __all__ = ["base_row", "gib_of", "is_base", "run_row", "short_name"]
@@ -11,19 +12,17 @@ __all__ = ["base_row", "gib_of", "is_base", "run_row", "short_name"]
 
 def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
     """What a table of runs shows of one; `model` is what the table calls it."""
-    ratio = value_at(record, "metrics.ppl_ratio")
+    metrics = {metric.key: _value(record, metric) for metric, _ in shown("runs")}
     return {
         "model": model,
         "source": record["checkpoint"]["source"],
         "folder": None if folder is None else str(folder),
         "is_base": False,
-        "ppl": record["metrics"]["ppl"],
+        "ppl": metrics.pop("ppl"),
         **_of_words(record, "word_perplexity"),
-        "ppl_ratio": ratio,
+        "ppl_ratio": (ratio := metrics.pop("ppl_ratio")),
         "ratio_to": None if ratio is None else "reference",
-        "kld": value_at(record, "metrics.kld"),
-        "kld_p99": value_at(record, "distribution.kld.99"),
-        "top1": value_at(record, "metrics.top1"),
+        **metrics,
         "bits_per_weight": value_at(record, "checkpoint.bits_per_weight.body"),
         "gib": gib_of(record["checkpoint"]),
     }
@@ -37,7 +36,8 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
     # A file of logits has no checkpoint.
     checkpoint = reference.get("checkpoint") or {}
     source = str(checkpoint.get("source") or reference.get("source", "base"))
-    nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
+    against = [metric.key for metric, _ in shown("runs") if metric.base]
+    nothing = dict.fromkeys(("folder", "ratio_to", *against))
     return {
         "model": short_name(source),
         "source": source,
@@ -48,6 +48,13 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
         "bits_per_weight": value_at(checkpoint, "bits_per_weight.body"),
         "gib": gib_of(checkpoint),
     }
+
+
+def _value(record: Mapping[str, Any], metric: MetricSpec) -> Any:
+    """A metric of a record; of a percentile the number alone."""
+    if metric.percent is not None:
+        return value_at(record, f"distribution.kld.{metric.percent:g}")
+    return value_at(record, f"metrics.{metric.key}")
 
 
 def _of_words(record: Mapping[str, Any], name: str) -> dict[str, Any]:

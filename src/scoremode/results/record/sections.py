@@ -16,6 +16,7 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
+from scoremode.results.metrics import METRIC, log_ratio
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import Metric, perplexity
@@ -29,11 +30,9 @@ from scoremode.results.statistics.breakdown import (
 )
 from scoremode.results.statistics.divergence import (
     CONFIDENT,
-    RARE,
     distribution,
     divergence_means,
     effects_by,
-    log_ratio,
     rare,
 )
 from scoremode.results.statistics.llama_cpp import block_section
@@ -156,7 +155,7 @@ def _metrics(parts: Sequence[Group], block_length: int) -> list[dict[str, Metric
     for (i, name), metric in estimates(means, block_length).items():
         tail = parts[i].tails.get(name)
         found[i][name] = metric if tail is None else tail.metric(metric)
-        if name in RARE:
+        if name in METRIC and METRIC[name].rare:
             found[i][name] = rare(metric)
     return found
 

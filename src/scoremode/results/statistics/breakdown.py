@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.metrics import log_ratio
 from scoremode.results.scores import Comparison, Scores
-from scoremode.results.statistics.divergence import CONFIDENT, effects_by, log_ratio
+from scoremode.results.statistics.divergence import CONFIDENT, effects_by
 from scoremode.results.statistics.means import Blocks, Mean, Percentile
 from scoremode.text.token_class import TOKEN_CLASSES
 

@@ -16,7 +16,6 @@ are measured on the same tokens, so what makes a text hard cancels in difference
 - `kld_p99`, `kld_p999`: one target in a hundred, in a thousand, is further off than this.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.metrics import METRICS, delta_p
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import Blocks, Mean, Percentile, percentile
@@ -33,13 +33,10 @@ from scoremode.text.token_class import TokenTable
 __all__ = [
     "CONFIDENT",
     "PERCENTS",
-    "RARE",
-    "TAILS",
     "Effects",
     "distribution",
     "divergence_means",
     "effects_by",
-    "log_ratio",
     "percentiles_of",
     "rare",
     "stream_of",
@@ -51,44 +48,20 @@ Floats = NDArray[np.float64]
 
 # Of the distributions, minimum and maximum apart.
 PERCENTS = (0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
-_TOP = 10
 CONFIDENT = 0.9
-# Shares of what may not have been seen at all.
-RARE = ("confident_flips", "halved")
-# Name of the metric → percent.
-TAILS = {"kld_p99": 99.0, "kld_p999": 99.9}
-_HALF = math.log(0.5)
 _CONTEXT = 12
 
 
-def log_ratio(scores: Scores, against: Comparison) -> Floats:
-    """float64 [N]: nll − the base's nll. Its mean is the logarithm of the ratio of perplexities."""
-    return against.base_logprob - scores.logprob
-
-
 def divergence_means(scores: Scores, against: Comparison, blocks: Blocks) -> dict[str, Mean]:
-    """The metrics of a comparison by name; docs/statistics.md says what each means."""
-    d = _delta_p(scores, against)
-    columns: dict[str, NDArray] = {
-        "ppl_ratio": log_ratio(scores, against),
-        **_divergences(against),
-        "top1": scores.top1 == against.base_top1,
-        "delta_p": d,
-        "rms_delta_p": d**2,
-    }
-    if against.base_entropy is not None and against.model_entropy is not None:
-        columns |= {"entropy_base": against.base_entropy, "entropy": against.model_entropy}
-    ranks = range(1, _TOP + 1)
-    if against.topk_sets is not None:
-        columns |= {f"top{k}_sets": against.topk_sets >> (k - 1) & 1 for k in ranks}
-    if against.topk_order is not None:
-        columns |= {f"top{k}_order": against.topk_order >= k for k in ranks}
-    then = {"ppl_ratio": np.exp, "rms_delta_p": np.sqrt}
-    return {
-        name: mean.through(then[name]) if name in then else mean
-        for name, column in columns.items()
-        if (mean := blocks.mean(column)) is not None
-    }
+    """The means of a comparison that no group has, by their keys in METRICS."""
+    found = {}
+    for metric in METRICS:
+        if metric.column is None or metric.by_group:
+            continue
+        column = metric.column(scores, against)
+        if column is not None and (mean := blocks.mean(column)) is not None:
+            found[metric.key] = mean if metric.then is None else mean.through(metric.then)
+    return found
 
 
 def distribution(scores: Scores, against: Comparison) -> dict[str, dict[str, float]]:
@@ -97,18 +70,13 @@ def distribution(scores: Scores, against: Comparison) -> dict[str, dict[str, flo
     An evaluation counts as one, whatever it weighs. Keys are percents as text, `minimum` and
     `maximum`.
     """
-    columns = {**_divergences(against), "delta_p": _delta_p(scores, against)}
+    columns = {**_divergences(against), "delta_p": delta_p(scores, against)}
     return {name: _percentiles(column) for name, column in columns.items()}
 
 
 def _divergences(against: Comparison) -> Mapping[str, Floats]:
     columns = {"kld": against.kld, "kld_reverse": against.kld_reverse}
     return columns if against.jsd is None else columns | {"jsd": against.jsd}
-
-
-def _delta_p(scores: Scores, against: Comparison) -> Floats:
-    """float64 [N]: q(target) − p(target)."""
-    return np.exp(scores.logprob) - np.exp(against.base_logprob)
 
 
 def _percentiles(values: Floats) -> dict[str, float]:
@@ -147,22 +115,30 @@ def effects_by(
 
     A percentile counts each evaluation as one, whatever it weighs, as `distribution` does.
     """
-    columns: dict[str, NDArray] = {"halved": scores.logprob < against.base_logprob + _HALF}
-    if against.model_entropy is not None and against.base_entropy is not None:
-        columns["entropy_change"] = against.model_entropy - against.base_entropy
+    columns: dict[str, NDArray] = {}
+    counted: list[tuple[NDArray[np.bool_], dict[str, NDArray]]] = []
+    for metric in METRICS:
+        if metric.column is None or not metric.by_group:
+            continue
+        if (column := metric.column(scores, against)) is None:
+            continue
+        if metric.where is None:
+            columns[metric.key] = column
+        else:
+            counted.append((metric.where(against, confident), {metric.key: column}))
     found = blocks.means_by(group, groups, columns)
-    is_sure = np.exp(against.base_top1_logprob) > confident
-    flips = {"confident_flips": scores.top1 != against.base_top1}
-    # Those of whom the base is not sure are one group more, of which nothing is told.
-    sure = blocks.means_by(np.where(is_sure, group, groups), groups + 1, flips)
+    for rows, column_of in counted:
+        # The targets that don't count are one group more, which is discarded.
+        means = blocks.means_by(np.where(rows, group, groups), groups + 1, column_of)
+        found = [own | further for own, further in zip(found, means, strict=False)]
     return [
-        Effects(found[g] | sure[g], _tails(against.kld, blocks, group == g) if found[g] else {})
+        Effects(found[g], _tails(against.kld, blocks, group == g) if found[g] else {})
         for g in range(groups)
     ]
 
 
 def rare(share: Metric) -> Metric:
-    """One of RARE as it may be told: resampling what was never seen, or always, gives no interval."""
+    """A `rare` metric as it may be told: resampling what was never seen, or always, tells nothing."""
     if share.ci95 is None or 0 < share.value < 1:
         return share
     seen = "none" if share.value == 0 else "all"
@@ -174,12 +150,14 @@ def _tails(
     kld: NDArray[np.float64], blocks: Blocks, rows: NDArray[np.bool_]
 ) -> dict[str, Percentile]:
     """The percentiles of `kld` [N] among these rows."""
-    own, of = blocks if rows.all() else blocks.only(rows), kld[rows]
-    ordered = np.sort(of)
-    values = percentiles_of(ordered, tuple(TAILS.values()))
+    own, values = blocks if rows.all() else blocks.only(rows), kld[rows]
+    ordered = np.sort(values)
     return {
-        name: percentile(of, percent, value, own, ordered)
-        for (name, percent), value in zip(TAILS.items(), values, strict=True)
+        metric.key: percentile(
+            values, metric.percent, percentiles_of(ordered, (metric.percent,))[0], own, ordered
+        )
+        for metric in METRICS
+        if metric.percent is not None
     }
 
 

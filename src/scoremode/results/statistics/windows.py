@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.metrics import log_ratio
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, student
-from scoremode.results.statistics.divergence import log_ratio
 from scoremode.text.stopping import looks_of, stop_rule
 
 __all__ = [
