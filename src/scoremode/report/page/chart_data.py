@@ -11,6 +11,7 @@ from scoremode.report.page.definition import Attribution, Axis, Bin, Chart, Meas
 from scoremode.report.page.summary import Binned, Compared, TailPoints, drawn, measured_at, rounded
 from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
+from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
 from scoremode.results.record.section import Count, Section, misfit
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import FLOOR
@@ -69,15 +70,6 @@ _WORDS = {
         "inside one.",
     ),
 }
-# Metric of a group → its axis. Of a grouping that users name each is a table of its own.
-_METRICS: dict[str, Axis] = {
-    "kld": {"label": "mean KLD", "unit": "nats", "scale": "linear", "least": 0.0, "most": None},
-    "ppl_ratio": {"label": "PPL / base", "unit": "", "scale": "linear", "least": None, "most": None},
-    "top1": {"label": "same top-1", "unit": "", "scale": "linear", "least": None, "most": 1.0},
-    "confident_flips": {
-        "label": "confident flips", "unit": "", "scale": "linear", "least": 0.0, "most": None,
-    },
-}  # fmt: skip
 _LABELS = {
     "confidence": "base's probability of its likeliest token",
     "target_probability": "base's probability of the target",
@@ -105,6 +97,7 @@ def charts(
     found = [_histogram({run: of.histogram for run, of in compared.items()})]
     for name in next(iter(compared.values())).binned:
         found.append(_by_bins(name, {run: of.binned[name] for run, of in compared.items()}))
+    others = [metric.key for metric, _ in shown("page groups") if metric.key != "kld"]
     for name in ("label", "turn", "confidence", "position", "token_class"):
         groups = {run: records[run]["breakdown"].get(name) or [] for run in compared}
         if not any(groups.values()):
@@ -112,7 +105,7 @@ def charts(
         if name == "turn":
             found.append(_by_turn(groups))
             continue
-        for metric in _METRICS if name == "label" else ("kld",):
+        for metric in ["kld", *others] if name == "label" else ["kld"]:
             found.append(_by_groups(name, metric, groups))
     return found
 
@@ -192,7 +185,7 @@ def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
         "words": _WORDS[name][1],
         "kind": "line",
         "x": _binned_axis(_LABELS[name], "", "category" if is_category else "linear"),
-        "y": _METRICS["kld"],
+        "y": _AXES["kld"],
         "bins": bins,
         "series": [
             _series(run, x, [_json(metric) for metric in binned.metrics], binned.n)
@@ -239,14 +232,17 @@ def _by_groups(name: str, metric: str, of: Mapping[str, Sequence[Mapping[str, An
                 [g[metric]["n"] if g and metric in g else 0 for g in found],
             )
         )
-    id_ = f"group:{name}" if metric == "kld" else f"group:{name}:{metric}"
+    id_, about = f"group:{name}", METRIC[metric]
+    if metric != "kld":
+        id_ += f":{metric}"
+    title, words = _WORDS.get(id_, (f"{_AXES[metric]['label']} by group", about.words))
     return {
         "id": id_,
-        "title": _WORDS[id_][0],
-        "words": _WORDS[id_][1],
+        "title": title,
+        "words": words,
         "kind": "bars",
         "x": _binned_axis(_LABELS[name], "", "category"),
-        "y": _METRICS[metric],
+        "y": _AXES[metric],
         "bins": bins,
         "series": series,
     }
@@ -324,6 +320,23 @@ def _map(run: str, value: Mapping[str, Any]) -> Attribution:
         "sum_share": value["additivity"]["alone"]["share"],
         "unfit": value["unfit"],
     }
+
+
+def _metric_axis(metric: MetricSpec, own: Shown) -> Axis:
+    """The axis of a metric of groups: divergences and rates from 0, agreement up to 1."""
+    least = 0.0 if metric.kind in ("nats", "rate") else None
+    most = 1.0 if metric.kind == "share" else None
+    return {
+        "label": own.heading,
+        "unit": metric.unit,
+        "scale": "linear",
+        "least": least,
+        "most": most,
+    }
+
+
+# Of a grouping that users name each metric is a table of its own.
+_AXES = {metric.key: _metric_axis(metric, own) for metric, own in shown("page groups")}
 
 
 def _axis(label: str, unit: str, scale: Literal["linear", "log"]) -> Axis:

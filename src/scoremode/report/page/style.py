@@ -16,9 +16,11 @@ from typing import Any
 
 from scoremode.errors import escaped
 from scoremode.report.page.definition import Measured
+from scoremode.results.metrics import Kind
 
 __all__ = [
     "COLOURS",
+    "SAID",
     "SHAPES",
     "TINTS",
     "bits_words",
@@ -171,6 +173,17 @@ def rate_words(value: float | None) -> str:
 def bits_words(value: float | None) -> str:
     """Bits per weight: `4.500`."""
     return NONE if value is None else f"{value:.3f}"
+
+
+# How the page says a metric of each kind.
+SAID: dict[Kind, Callable[[float | None], str]] = {
+    "perplexity": ppl_words,
+    "ratio": ratio_words,
+    "nats": kld_words,
+    "bits": bits_words,
+    "share": percent,
+    "rate": rate_words,
+}
 
 
 def interval_words(metric: Measured | None, words: Callable[[float], str]) -> str:

@@ -1,10 +1,10 @@
 """The page's tables as markup: readable without a script, sorted and copied with one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from scoremode.report.page.definition import (
     Attribution,
-    Base,
     Chart,
     Difference,
     Matrix,
@@ -15,6 +15,7 @@ from scoremode.report.page.definition import (
 )
 from scoremode.report.page.figures import Row, quants
 from scoremode.report.page.style import (
+    SAID,
     SHAPES,
     bits_words,
     element,
@@ -22,13 +23,11 @@ from scoremode.report.page.style import (
     joined,
     kld_words,
     percent,
-    ppl_words,
-    rate_words,
-    ratio_words,
     size_words,
     text,
 )
 from scoremode.report.tasks import tasks_of_runs
+from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
 
 __all__ = [
     "attribution_table",
@@ -43,12 +42,6 @@ __all__ = [
 
 # Rows of the worst tokens: more are in the data.
 _PLACES = 20
-# Metric of groups, but for KLD → how it is said.
-_GROUP_WORDS: dict[str, Callable[[float], str]] = {
-    "ppl_ratio": ratio_words,
-    "top1": percent,
-    "confident_flips": rate_words,
-}
 # From how many times a run's mean on a cell has the next deeper colour.
 _HEATS = (0.5, 0.8, 1.25, 2.0, 4.0)
 _PATHS = {
@@ -70,55 +63,49 @@ def key(tint: int) -> str:
 
 def ranking_table(section: Section, who: dict[str, Row], name: str) -> str:
     """All runs in the order of the ranking: sizes, metrics, and their intervals below them."""
-    heads = ("", "model", "mean KLD (nats)", "size", "bits/weight, file", "bits/weight, layers",
-             "KLD 99 %", "KLD 99.9 %", "same top-1", "PPL", "PPL / base")  # fmt: skip
+    first, others = _ranked_metrics()
+    heads = ["", "model", first[1].heading, "size", "bits/weight, file", "bits/weight, layers"]
+    heads += [own.heading for _, own in others]
     body = []
     base = section["base"]
     if base is not None and base["run"] is None:
-        body.append(_base_row(base))
+        head = element("th", f"{text(base['name'])} (base)", scope="row", class_="name left",
+                       title=base["source"])  # fmt: skip
+        cells = [_plain("–", 0), head, *_ranked_cells(base)]
+        body.append(element("tr", "".join(cells), class_="base"))
     rank = 0
     for run in section["runs"]:
         rank += not run["is_base"]
         mark = "" if run["is_base"] else key(who[run["id"]]["tint"])
-        cells = [
-            _plain("–", 0) if run["is_base"] else _plain(str(rank), rank),
-            element(
-                "th", mark + text(run["name"]), scope="row", class_="name left", title=run["source"]
-            ),
-            _metric(run["kld"], kld_words),
-            _plain(size_words(run["bytes"]), run["bytes"]),
-            _plain(bits_words(run["bits_file"]), run["bits_file"]),
-            _plain(bits_words(run["bits_body"]), run["bits_body"]),
-            _metric(run["kld_p99"], kld_words, below=False),
-            _metric(run["kld_p999"], kld_words),
-            _metric(run["top1"], percent),
-            _metric(run["ppl"], ppl_words),
-            _metric(run["ppl_ratio"], ratio_words),
-        ]
+        head = element("th", mark + text(run["name"]), scope="row", class_="name left",
+                       title=run["source"])  # fmt: skip
+        place = _plain("–", 0) if run["is_base"] else _plain(str(rank), rank)
         kind = "base" if run["is_base"] else None
+        cells = [place, head, *_ranked_cells(run)]
         body.append(element("tr", "".join(cells), data_run=run["id"], class_=kind))
     return table(name, heads, body, "sortable", left=1)
 
 
-def _base_row(base: Base) -> str:
-    cells = [
-        _plain("–", 0),
-        element(
-            "th",
-            f"{text(base['name'])} (base)",
-            scope="row",
-            class_="name left",
-            title=base["source"],
-        ),
-        _metric(None, kld_words),
-        _plain(size_words(base["bytes"]), base["bytes"]),
-        _plain(bits_words(base["bits_file"]), base["bits_file"]),
-        _plain(bits_words(base["bits_body"]), base["bits_body"]),
-        *[_metric(None, kld_words)] * 3,
-        _metric(base["ppl"], ppl_words),
-        _metric(None, ratio_words),
+def _ranked_metrics() -> tuple[tuple[MetricSpec, Shown], list[tuple[MetricSpec, Shown]]]:
+    """KLD, by which runs are ranked, and the metrics behind the sizes, perplexities last."""
+    metrics = sorted(shown("page"), key=lambda pair: pair[0].kind in ("perplexity", "ratio"))
+    return metrics[0], metrics[1:]
+
+
+def _ranked_cells(run: Mapping[str, Any]) -> list[str]:
+    """Cells of a run, or of a base, which lacks what is against a base."""
+
+    def cell(metric: MetricSpec, own: Shown) -> str:
+        return _metric(run.get(metric.key), SAID[metric.kind], below=own.interval)
+
+    first, others = _ranked_metrics()
+    return [
+        cell(*first),
+        _plain(size_words(run["bytes"]), run["bytes"]),
+        _plain(bits_words(run["bits_file"]), run["bits_file"]),
+        _plain(bits_words(run["bits_body"]), run["bits_body"]),
+        *(cell(*pair) for pair in others),
     ]
-    return element("tr", "".join(cells), class_="base")
 
 
 def table(
@@ -147,7 +134,8 @@ def groups_table(chart: Chart, runs: Sequence[Run], who: dict[str, Row], name: s
     """A chart of categories as a table, a column a group; of KLD deeper, further above the run's
     mean."""
     bins, metric = chart["bins"] or [], chart["id"].rpartition(":")[2]
-    is_kld, say = metric not in _GROUP_WORDS, _GROUP_WORDS.get(metric, kld_words)
+    is_kld = metric not in METRIC or metric == "kld"
+    say = kld_words if is_kld else SAID[METRIC[metric].kind]
     heads = ["model", "all"]
     heads += [
         b["name"] + (f" ({percent(b['share'], 1)})" if b["share"] is not None else "") for b in bins

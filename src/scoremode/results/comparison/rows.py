@@ -36,8 +36,8 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
     # A file of logits has no checkpoint.
     checkpoint = reference.get("checkpoint") or {}
     source = str(checkpoint.get("source") or reference.get("source", "base"))
-    against = [metric.key for metric, _ in shown("runs") if metric.base]
-    nothing = dict.fromkeys(("folder", "ratio_to", *against))
+    others = [m.key for m, _ in shown("runs") if m.base and m.key != "ppl_ratio"]
+    nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", *others))
     return {
         "model": short_name(source),
         "source": source,
