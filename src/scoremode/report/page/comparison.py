@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,17 +41,52 @@ _SIZES = {
     "bits_body": ("bits per quantized weight", "bits"),
     "bits_file": ("bits per weight, of all bytes", "bits"),
 }
-# Key → label, unit, the base's own, the matrix that tests it.
-_QUALITIES: dict[str, tuple[str, str, float | None, Literal["kld", "nll"] | None]] = {
-    "kld": ("mean KLD", "nats", 0.0, "kld"),
-    "ppl_ratio": ("PPL / base's PPL", "", 1.0, "nll"),
-    "kld_p999": ("KLD that 1 target in 1,000 exceeds", "nats", 0.0, None),
-    "ppl": ("PPL", "", None, "nll"),
-}
 # a, b → verdict on a.
 Tests = Mapping[tuple[str, str], str]
 # Of all runs together, and of one at least.
 _MOST, _LEAST = 40, 3
+
+
+@dataclass(frozen=True)
+class FrontierKind:
+    """Size against a quality of the runs, the key of a metric in FRONTIERS.
+
+    - `title`, `caption`: of the figure. `label`, `unit`: of the quality; `axis`: both, as it is drawn.
+    - `own`: the base's own value; None in a section without a base.
+    - `tested`: the matrix that tests it, None where the intervals have to tell.
+    """
+
+    title: str
+    caption: str
+    label: str
+    unit: str
+    axis: str
+    own: float | None
+    tested: Literal["kld", "nll"] | None
+
+
+FRONTIERS = {
+    "kld": FrontierKind(
+        "Size and distance from the base",
+        "Lower and further left is better. The dashed steps are the frontier: nothing measured here is "
+        "both smaller and closer to the base. Bars are 95 % intervals.",
+        "mean KLD", "nats", "mean KLD (nats)", 0.0, "kld",
+    ),
+    "ppl_ratio": FrontierKind(
+        "Size and perplexity",
+        "How much more surprising the text became. An interval that holds 0 leaves open whether "
+        "anything was lost. The scale is linear near 0, logarithmic further off.",
+        "PPL / base's PPL", "", "PPL above the base's (%)", 1.0, "nll",
+    ),
+    "kld_p999": FrontierKind(
+        "Size and the worst token in a thousand",
+        "One token in a thousand is further off than this. Quants of one mean may differ here.",
+        "KLD that 1 target in 1,000 exceeds", "nats", "99.9 % KLD (nats)", 0.0, None,
+    ),
+    "ppl": FrontierKind(
+        "Size and perplexity", "Lower and further left is better.", "PPL", "", "PPL", None, "nll"
+    ),
+}  # fmt: skip
 
 
 class Cut:
@@ -166,14 +201,14 @@ def frontiers(runs: Sequence[Run], base: Base | None, matrices: Sequence[Matrix]
             other = {"lower": "higher", "higher": "lower"}
             known[pair["a"], pair["b"]] = pair["verdict"]
             known[pair["b"], pair["a"]] = other.get(pair["verdict"], pair["verdict"])
-    qualities = ("kld", "ppl_ratio", "kld_p999") if base else ("ppl",)
+    qualities = [key for key, kind in FRONTIERS.items() if (kind.own is not None) == bool(base)]
     found = []
     for quality in qualities:
         for size in _SIZES:
             compared = [run for run in runs if not run["is_base"]]
             both = [run for run in compared if run[size] is not None and run[quality] is not None]
             if both:
-                tested = _QUALITIES[quality][3]
+                tested = FRONTIERS[quality].tested
                 known = tests.get(tested, {}) if tested else _by_intervals(both, quality)
                 found.append(_frontier(both, base, size, quality, known))
     return found
@@ -187,18 +222,19 @@ def _frontier(
     }
     points = [_point(run, quality, values, tests) for run in runs]
     points.sort(key=lambda point: (point["x"], point["y"]))
-    label, unit, own, tested = _QUALITIES[quality]
+    kind = FRONTIERS[quality]
+    own = kind.own
     at = base[size] if base else None
     # Divergences span decades; 0, which is the base's own, has no place on such an axis.
     is_log = own == 0 and all(point["y"] > 0 for point in points)
     return {
         "id": f"{size}/{quality}",
         "x": _axis(*_SIZES[size]),
-        "y": _axis(label, unit, "log" if is_log else "linear"),
+        "y": _axis(kind.label, kind.unit, "log" if is_log else "linear"),
         "points": points,
         "line": [point["run"] for point in points if point["standing"] == "frontier"],
         "base": None if at is None or own is None else (at, own),
-        "tested": tested,
+        "tested": kind.tested,
     }
 
 

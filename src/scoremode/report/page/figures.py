@@ -30,6 +30,7 @@ from scoremode.report.page.chart_types import (
     share,
     signed,
 )
+from scoremode.report.page.comparison import FRONTIERS
 from scoremode.report.page.definition import Axis, Chart, Frontier, ReportData, Run, Section
 from scoremode.report.page.style import (
     SHAPES,
@@ -64,20 +65,6 @@ _SIZES = {
     "bits_body": "bits/weight, layers",
     "bytes": "size of the files",
 }
-_QUALITIES = {
-    "kld": ("Size and distance from the base", "mean KLD (nats)",
-            "Lower and further left is better. The dashed steps are the frontier: nothing measured "
-            "here "
-            "is both smaller and closer to the base. Bars are 95 % intervals."),
-    "ppl_ratio": ("Size and perplexity", "PPL above the base's (%)",
-                  "How much more surprising the text became. An interval that holds 0 leaves open "
-                  "whether "
-                  "anything was lost. The scale is linear near 0, logarithmic further off."),
-    "kld_p999": ("Size and the worst token in a thousand", "99.9 % KLD (nats)",
-                 "One token in a thousand is further off than this. Quants of one mean may differ "
-                 "here."),
-    "ppl": ("Size and perplexity", "PPL", "Lower and further left is better."),
-}  # fmt: skip
 _PERCENTILES = (
     "From the median to the largest KLD",
     "In the order of the ranking. A long way from the mean to the right end: mostly right, and now and "
@@ -91,7 +78,6 @@ _TAIL = (
 _WIDTH = 520
 _SCALE = 2.0
 Row = dict[str, Any]
-_WORDS = {"kld": kld_words, "kld_p999": kld_words, "ppl_ratio": ratio_words}
 # Pixels of the plane in a wide chart and a narrow one, for where names stand.
 _ROOMS = {"wide": (430.0, 265.0), "narrow": (250.0, 265.0)}
 _LONGEST = 30
@@ -109,7 +95,7 @@ class Figure:
 
 def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
     """Every figure that the section has data for. `own`: what `own_rows` made of it."""
-    found = [_frontiers(section, own, quality) for quality in _QUALITIES]
+    found = [_frontiers(section, own, quality) for quality in FRONTIERS]
     if rows := own.get("percentiles"):
         runs = len({row["id"] for row in rows})
         spec = percentiles(logarithmic(row["value"] for row in rows), runs)
@@ -137,7 +123,7 @@ def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
 
 
 def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Figure | None:
-    title, y_title, caption = _QUALITIES[quality]
+    kind = FRONTIERS[quality]
     known = {one["id"]: one for one in section["frontiers"]}
     names = {run["id"]: run["name"] for run in section["runs"]}
     choices, far, zero = {}, "", []
@@ -156,8 +142,12 @@ def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Fig
             of = size_words(int(base[0])) if size == "bytes" else f"{bits_words(base[0])} {words}"
             far = f" The base itself ({of}) lies off to the right."
         x_title = f"{words} ({unit})" if unit else words
-        choices[unit or words] = scatter(name, x_title, y_title, axis_of(rows, quality), shown)
-    return Figure(quality, title, caption + far + _not_drawn(zero), choices) if choices else None
+        choices[unit or words] = scatter(name, x_title, kind.axis, axis_of(rows, quality), shown)
+    return (
+        Figure(quality, kind.title, kind.caption + far + _not_drawn(zero), choices)
+        if choices
+        else None
+    )
 
 
 def _not_drawn(names: Iterable[str]) -> str:
@@ -333,7 +323,7 @@ def frontier_rows(section: Section, frontier: Frontier, who: dict[str, Row]) -> 
     rows = []
     for point in frontier["points"]:
         run = runs[point["run"]]
-        words = _WORDS.get(of, kld_words)
+        words = ratio_words if of == "ppl_ratio" else kld_words
         metric: Any = run[of]  # type: ignore[literal-required]
         y, low, high = (_as_drawn(of, point[end]) for end in ("y", "lower", "upper"))  # type: ignore[literal-required]
         by = point["by"][:3] if point["standing"] == "beaten" else []
