@@ -3,12 +3,21 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.report.page.definition import Attribution, Axis, Bin, Chart, Measured, Series, Tail
-from scoremode.report.page.summary import Binned, Compared, TailPoints, drawn, measured_at, rounded
+from scoremode.report.page.summary import (
+    BINNED,
+    Binned,
+    Compared,
+    TailPoints,
+    drawn,
+    measured_at,
+    rounded,
+)
 from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
@@ -20,20 +29,6 @@ __all__ = ["attributions", "charts", "recipe_curves", "tails"]
 
 
 _WORDS = {
-    "confidence": (
-        "KLD by the base's confidence",
-        "Mean KLD of the targets where the base gives its likeliest token that probability. Where the "
-        "base is sure, a large KLD changes what is written.",
-    ),
-    "target_probability": (
-        "KLD by the target's probability",
-        "Mean KLD of the targets that the base finds that likely.",
-    ),
-    "position": (
-        "KLD by position in the window",
-        "Mean KLD of the targets with so many tokens before them. Quantized keys and values, or "
-        "positions out of range, show as a rise to the right.",
-    ),
     "group:confidence": (
         "KLD by the base's confidence, in the record's groups",
         "The record's own groups of the base's probability of its likeliest token.",
@@ -72,7 +67,6 @@ _WORDS = {
 }
 _LABELS = {
     "confidence": "base's probability of its likeliest token",
-    "target_probability": "base's probability of the target",
     "position": "position in the window",
     "token_class": "kind of token",
     "label": "group",
@@ -95,7 +89,7 @@ def charts(
     if not compared:
         return []
     found = [_histogram({run: of.histogram for run, of in compared.items()})]
-    for name in next(iter(compared.values())).binned:
+    for name in BINNED:
         found.append(_by_bins(name, {run: of.binned[name] for run, of in compared.items()}))
     others = [metric.key for metric, _ in shown("page groups") if metric.key != "kld"]
     for name in ("label", "turn", "confidence", "position", "token_class"):
@@ -149,8 +143,8 @@ def _histogram(of: Mapping[str, Binned]) -> Chart:
         "title": "Distribution of KLD",
         "words": "Share of targets by the size of their KLD, four bins a decade.",
         "kind": "bars",
-        "x": _binned_axis("log10 of KLD", "nats"),
-        "y": _binned_axis("share of targets", "", least=0.0),
+        "x": _axis("log10 of KLD", "nats"),
+        "y": _axis("share of targets", "", least=0.0),
         "bins": bins,
         "series": [
             _series(
@@ -165,26 +159,23 @@ def _histogram(of: Mapping[str, Binned]) -> Chart:
 
 
 def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
-    first = next(iter(of.values()))
-    # Bins of very unequal widths stand side by side.
-    is_category = name == "target_probability"
+    first, kind = next(iter(of.values())), BINNED[name]
     bins = [
-        _bin(_between(name, first.edges[i], first.edges[i + 1]), first.edges[i], first.edges[i + 1],
-             first.n[i] / first.of)
-        for i in range(len(first.n))
-    ]  # fmt: skip
+        _bin(_between(low, high, whole=kind.whole), low, high, n / first.of)
+        for (low, high), n in zip(pairwise(first.edges), first.n, strict=True)
+    ]
     # A position is a whole number: the middle of 1, 2, 3 is 2.
-    less = 1 if name == "position" else 0
+    less = 1 if kind.whole else 0
     x = [
-        float(i) if is_category else (first.edges[i] + first.edges[i + 1] - less) / 2
+        float(i) if kind.unequal else (first.edges[i] + first.edges[i + 1] - less) / 2
         for i in range(len(bins))
     ]
     return {
         "id": name,
-        "title": _WORDS[name][0],
-        "words": _WORDS[name][1],
+        "title": kind.title,
+        "words": kind.words,
         "kind": "line",
-        "x": _binned_axis(_LABELS[name], "", "category" if is_category else "linear"),
+        "x": _axis(kind.label, "", "category" if kind.unequal else "linear"),
         "y": _AXES["kld"],
         "bins": bins,
         "series": [
@@ -208,7 +199,7 @@ def _by_turn(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chart:
             math.sqrt(low * high) for low, high in (ends[b["name"]] for b in chart["bins"] or ())
         ]
         one["x"] = [rounded(x) for x in middle]
-    x = _binned_axis(_LABELS["turn"], "", "log")
+    x = _axis(_LABELS["turn"], "", "log")
     return {**chart, "kind": "line", "x": x}
 
 
@@ -241,7 +232,7 @@ def _by_groups(name: str, metric: str, of: Mapping[str, Sequence[Mapping[str, An
         "title": title,
         "words": words,
         "kind": "bars",
-        "x": _binned_axis(_LABELS[name], "", "category"),
+        "x": _axis(_LABELS[name], "", "category"),
         "y": _AXES[metric],
         "bins": bins,
         "series": series,
@@ -267,8 +258,8 @@ def _json(metric: Metric | None) -> dict[str, Any] | None:
     return None if metric is None else metric.to_json()
 
 
-def _between(name: str, low: float, high: float) -> str:
-    if name != "position":
+def _between(low: float, high: float, *, whole: bool) -> str:
+    if not whole:
         return f"{low:g} to {high:g}"
     return f"{low:g} to {high - 1:g}" if high - low > 1 else f"{low:g}"
 
@@ -277,7 +268,7 @@ def _bin(name: str, low: float | None, high: float | None, share: float | None) 
     return {"name": name, "lower": low, "upper": high, "share": drawn(share)}
 
 
-def _binned_axis(label: str, unit: str, scale: Any = "linear", least: float | None = None) -> Axis:
+def _axis(label: str, unit: str, scale: Any = "linear", least: float | None = None) -> Axis:
     return {"label": label, "unit": unit, "scale": scale, "least": least, "most": None}
 
 

@@ -3,7 +3,7 @@ are let go.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,10 @@ from scoremode.results.statistics.means import (
 )
 
 __all__ = [
+    "BINNED",
     "PERCENTILES",
     "Binned",
+    "BinnedKind",
     "Compared",
     "Place",
     "Summary",
@@ -92,20 +94,65 @@ def histogram(kld: Floats, blocks: Blocks) -> Binned:
     )
 
 
-def binned_means(scores: Scores, against: Comparison, blocks: Blocks) -> dict[str, Binned]:
-    """Mean KLD by the base's probability of its likeliest token (`confidence`) and of the target
-    (`target_probability`), and by the position in the window (`position`)."""
+@dataclass(frozen=True)
+class BinnedKind:
+    """A chart of the mean KLD in bins of a quantity.
+
+    - `title`, `words`: of the chart. `label`: of the quantity, on the axis.
+    - `column`: [N], the quantity of each target; `edges`: of the bins, rising.
+    - `unequal`: whether the bins are so unequal in width that they stand side by side as categories.
+    - `whole`: whether the quantity is a whole number.
+    """
+
+    title: str
+    words: str
+    label: str
+    column: Callable[[Scores, Comparison], NDArray]
+    edges: Callable[[Scores], Sequence[float]]
+    unequal: bool = False
+    whole: bool = False
+
+
+def _position_edges(scores: Scores) -> list[float]:
     first, last = int(scores.position.min()), int(scores.position.max()) + 1
     width = math.ceil((last - first) / _POSITIONS)
-    positions = [*range(first, last, width), last]
-    columns = {
-        "confidence": (np.exp(against.base_top1_logprob), _CONFIDENCES),
-        "target_probability": (np.exp(against.base_logprob), _PROBABILITIES),
-        "position": (scores.position, [float(edge) for edge in positions]),
-    }
+    return [float(edge) for edge in (*range(first, last, width), last)]
+
+
+BINNED = {
+    "confidence": BinnedKind(
+        "KLD by the base's confidence",
+        "Mean KLD of the targets where the base gives its likeliest token that probability. Where the "
+        "base is sure, a large KLD changes what is written.",
+        "base's probability of its likeliest token",
+        lambda scores, against: np.exp(against.base_top1_logprob),
+        lambda scores: _CONFIDENCES,
+    ),
+    "target_probability": BinnedKind(
+        "KLD by the target's probability",
+        "Mean KLD of the targets that the base finds that likely.",
+        "base's probability of the target",
+        lambda scores, against: np.exp(against.base_logprob),
+        lambda scores: _PROBABILITIES,
+        unequal=True,
+    ),
+    "position": BinnedKind(
+        "KLD by position in the window",
+        "Mean KLD of the targets with so many tokens before them. Quantized keys and values, or "
+        "positions out of range, show as a rise to the right.",
+        "position in the window",
+        lambda scores, against: scores.position,
+        _position_edges,
+        whole=True,
+    ),
+}
+
+
+def binned_means(scores: Scores, against: Comparison, blocks: Blocks) -> dict[str, Binned]:
+    """Mean KLD in the bins of every chart in BINNED."""
     return {
-        name: _by_bin(column, edges, against.kld, blocks)
-        for name, (column, edges) in columns.items()
+        name: _by_bin(kind.column(scores, against), kind.edges(scores), against.kld, blocks)
+        for name, kind in BINNED.items()
     }
 
 
