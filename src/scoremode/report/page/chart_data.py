@@ -330,10 +330,6 @@ def _metric_axis(metric: MetricSpec, own: Shown) -> Axis:
 _AXES = {metric.key: _metric_axis(metric, own) for metric, own in shown("page groups")}
 
 
-def _axis(label: str, unit: str, scale: Literal["linear", "log"]) -> Axis:
-    return {"label": label, "unit": unit, "scale": scale, "least": None, "most": None}
-
-
 class _Point(Section, kw_only=True):
     predicted: float
     bits_per_weight: float
