@@ -18,8 +18,9 @@ from typing import Any
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 
 from scoremode.api import flags_of
+from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
 from scoremode.errors import UsageError
-from scoremode.tasks.chat import Speaker
+from scoremode.tasks.chat import ChatPrompts
 from scoremode.tasks.requests import ChatLM, Key, key_of, text_requests
 from scoremode.text.task_requests import request_corpus
 
@@ -58,7 +59,9 @@ class ScoremodeLM(ChatLM):
         args = parsed_command(self._argv)
         if args.reference is not None:
             raise UsageError("reference: scoremode tasks compares with a base, and no model alone")
-        super().__init__(Speaker(str(pretrained), args.revision, args.tokenizer))
+        files = resolve_model(pretrained, args.revision)
+        self._places = tokenizer_places(args.tokenizer, files)
+        super().__init__(ChatPrompts(self._places))
         self._output = None if output_path is None else Path(output_path)
 
     def loglikelihood(
@@ -97,7 +100,9 @@ class ScoremodeLM(ChatLM):
             args.resume = "if-there" if self._output else False
             ending.callback(settle_imports)
             ending.enter_context(shown(args, before=0.0))
-            result = measured(request_for(args, ("scoremode", *self._argv), corpus), args)
+            result = measured(
+                request_for(args, ("scoremode", *self._argv), corpus, self._places), args
+            )
             found = read_table(result.folder / REQUESTS, result.record["requests"])
         texts = zip(found["context"], found["continuation"], strict=True)
         answers = zip(found["logprob"], found["is_greedy"], strict=True)

@@ -8,12 +8,8 @@ import pytest
 from support.gguf.vocabularies import write_gguf
 from transformers import AutoTokenizer
 
-from scoremode.checkpoint.chat_template import (
-    chat_template,
-    special_tokens,
-    template_file,
-    turn_ends,
-)
+from scoremode.checkpoint.chat_template import chat_template, special_tokens, turn_ends
+from scoremode.checkpoint.model_files import resolve_tokenizer
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.tokenizer import Tokenizer
@@ -44,13 +40,13 @@ def settings(folder: Path, **changes: object) -> None:
 
 
 def text(folder: Path, tokenizer: Tokenizer) -> str:
-    found = chat_template(str(folder), None, tokenizer)
+    found = chat_template([resolve_tokenizer(folder)], tokenizer)
     assert found is not None
     return found.render(MESSAGES).text
 
 
 def test_without_any_there_is_none(folder, tokenizer):
-    assert chat_template(str(folder), None, tokenizer) is None
+    assert chat_template([resolve_tokenizer(folder)], tokenizer) is None
 
 
 def test_of_several_places_transformers_first(folder, tokenizer):
@@ -100,27 +96,28 @@ def test_special_tokens_may_be_objects_or_lie_in_a_map(folder, tokenizer):
 
 def test_a_file_given_has_the_models_special_tokens(folder, tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text(jinja("given"))
-    usual = special_tokens(str(folder), None, tokenizer)
+    places = [resolve_tokenizer(folder)]
+    usual = special_tokens(places[0], tokenizer)
     assert usual == {"bos_token": "<s>", "eos_token": "</s>"}
-    found = template_file(tmp_path / "t.jinja", usual)
+    found = chat_template(places, tokenizer, tmp_path / "t.jinja")
     assert found.render(MESSAGES).text == "<s>givenHi</s>Yes</s>"
     with pytest.raises(TokenizerError, match="No such file"):
-        template_file(tmp_path / "none.jinja", usual)
+        chat_template(places, tokenizer, tmp_path / "none.jinja")
     (tmp_path / "t.jinja").write_bytes(b"a\xff")
     with pytest.raises(TokenizerError, match="not utf-8 at byte 1"):
-        template_file(tmp_path / "t.jinja", usual)
+        chat_template(places, tokenizer, tmp_path / "t.jinja")
 
 
 def test_turns_end_with_what_generation_ends_with(folder, tokenizer):
-    assert turn_ends(str(folder), None, tokenizer) == {1}
+    assert turn_ends([resolve_tokenizer(folder)], tokenizer) == {1}
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 5, 7]}')
-    assert turn_ends(str(folder), None, tokenizer) == {1, 5, 7}
+    assert turn_ends([resolve_tokenizer(folder)], tokenizer) == {1, 5, 7}
     # No token of this tokenizer's.
     (folder / "generation_config.json").write_text('{"eos_token_id": 99999}')
-    assert turn_ends(str(folder), None, tokenizer) == {1}
+    assert turn_ends([resolve_tokenizer(folder)], tokenizer) == {1}
     (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
     with pytest.raises(TokenizerError, match="the id of a token that ends a turn is 'x'"):
-        turn_ends(str(folder), None, tokenizer)
+        turn_ends([resolve_tokenizer(folder)], tokenizer)
 
 
 def test_a_gguf_file_says_all_of_it_itself(tmp_path, tokenizer):
@@ -133,6 +130,6 @@ def test_a_gguf_file_says_all_of_it_itself(tmp_path, tokenizer):
     }
     file = write_gguf(tmp_path / "m.gguf", metadata)
     assert text(file, tokenizer) == "<s>ggufHi</s>Yes</s>"
-    assert turn_ends(str(file), None, tokenizer) == {1, 9}
+    assert turn_ends([resolve_tokenizer(file)], tokenizer) == {1, 9}
     without = write_gguf(tmp_path / "n.gguf", {"general.architecture": "llama"})
-    assert chat_template(str(without), None, tokenizer) is None
+    assert chat_template([resolve_tokenizer(without)], tokenizer) is None

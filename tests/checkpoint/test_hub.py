@@ -1,6 +1,7 @@
 """Checkpoints of the hub, through a stand-in that serves them on this machine."""
 
 import json
+from hashlib import sha256
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from support.fake_hub import COMMIT, Repo, call, serve
 
 SCRIPT = """
 import json
+from hashlib import sha256
 from pathlib import Path
 from scoremode.checkpoint.chat_template import chat_template
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 
@@ -19,13 +22,14 @@ results = {}
 for key, (kind, model, revision) in json.loads(%r).items():
     try:
         if kind == "tokenizer":
-            tokenizer = checkpoint_tokenizer(model, revision)
+            tokenizer = checkpoint_tokenizer(resolve_model(model, revision))
             results[key] = tokenizer.encode("once", special_tokens=True).tolist()
         elif kind == "template":
-            template = chat_template(model, revision, checkpoint_tokenizer(model, revision))
+            files = resolve_model(model, revision)
+            template = chat_template([files], checkpoint_tokenizer(files))
             results[key] = template.render([{"content": "as it is"}]).text
         else:
-            checkpoint = open_checkpoint(model, revision)
+            checkpoint = open_checkpoint(resolve_model(model, revision))
             results[key] = {
                 "source": checkpoint.source,
                 "files": sorted(p.name for p in checkpoint.path.iterdir()),
@@ -124,3 +128,60 @@ def test_what_is_refused_names_the_model_in_one_line(request, when, key, name):
 
 def test_a_chat_template_comes_with_the_model(online):
     assert online["template"] == "as it is"
+
+
+RUN = """
+import json
+from hashlib import sha256
+import scoremode
+from scoremode.errors import ScoremodeError
+
+try:
+    result = scoremode.%s
+    record = result.record
+    places = {
+        "model": record["checkpoint"]["source"],
+        "weights": record["checkpoint"]["files"]["model.safetensors"],
+        "tokenizer": record["tokenizer"]["source"],
+        "template": record["corpus"]["conversations"]["template"]["source"],
+        "base": record.get("reference", {}).get("checkpoint", {}).get("source"),
+    }
+except ScoremodeError as error:
+    places = {"error": str(error)}
+print(json.dumps(places))
+"""
+
+
+def run_while_the_branch_moves(demo, tmp_path, requests: int, run: str):
+    """What a run is of whose model's branch is at another commit after so many `requests` for it."""
+    files = {f.name: f.read_bytes() for f in (demo / "model").iterdir()}
+    before = files | {"chat_template.jinja": b"{{ messages[0].content }}"}
+    after = {name: b"{}" if name.endswith(".json") else b"" for name in before}
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
+    with serve({"lab/moves": Repo(before)}) as hub:
+        hub.moves["lab/moves"] = requests, Repo(after, commit="b" * 40)
+        return call(hub.endpoint, tmp_path / "home", RUN % run.format(folder=tmp_path))
+
+
+CHAT = [{"role": "user", "content": "Once upon a time there was"},
+        {"role": "assistant", "content": " a little girl named Lily."}]  # fmt: skip
+ALONE = (
+    "measure('lab/moves', conversations='{folder}/chats.jsonl', score='all', device='cpu', "
+    "output='{folder}/runs', quiet=True)"
+)
+BESIDE_ITSELF = ALONE.replace("score=", "reference='lab/moves', score=")
+
+
+@pytest.mark.parametrize("run", [ALONE, BESIDE_ITSELF])
+def test_a_run_is_of_one_commit_whatever_its_branch_does_meanwhile(demo, tmp_path, run):
+    places = run_while_the_branch_moves(demo, tmp_path, 2, run)
+    weights = (demo / "model" / "model.safetensors").read_bytes()
+    assert places["weights"] == sha256(weights).hexdigest()
+    assert places["model"] == f"hub:lab/moves@{COMMIT}"
+    assert places["base"] in (None, places["model"])
+    assert all(COMMIT in place for place in (places["tokenizer"], places["template"]))
+
+
+def test_a_branch_that_moves_while_it_is_looked_up_is_refused(demo, tmp_path):
+    message = run_while_the_branch_moves(demo, tmp_path, 1, ALONE)["error"]
+    assert message.startswith(f"lab/moves: moved from commit {COMMIT[:12]} to bbbbbbbbbbbb")

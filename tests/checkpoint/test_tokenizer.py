@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 
@@ -80,4 +81,4 @@ def test_a_file_is_taken_itself(data):
 
 def test_a_revision_of_a_folder_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="--revision v1 has no meaning"):
-        checkpoint_tokenizer(str(tmp_path), "v1")
+        checkpoint_tokenizer(resolve_model(str(tmp_path), "v1"))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, UsageError
 from scoremode.runs.models import mixture_section, opened, reopened, swaps_of
@@ -37,23 +38,23 @@ def test_a_base_without_weights_is_refused(tmp_path):
 def test_a_base_that_is_another_one_now_is_refused(demo):
     model = str(demo / "model")
     with pytest.raises(CheckpointError, match="is not the base any more"):
-        opened(model, None, [Swap("layers.0", model, None, True, "0" * 64)], code=False)
+        opened(resolve_local(model), [Swap("layers.0", model, None, True, "0" * 64)], code=False)
 
 
 def test_a_record_s_mixture_opens_again(demo):
     model = str(demo / "model")
     lines = []
     swaps = [Swap("layers.0", model), Swap("down_proj", model)]
-    first = opened(model, None, swaps, code=False, notify=lines.append)
+    first = opened(resolve_local(model), swaps, code=False, notify=lines.append)
     assert isinstance(first, Mixture) and lines == []
     asked = []
 
     def place(take):
         asked.append(take["pattern"])
-        return model
+        return resolve_local(model)
 
-    again = reopened(mixture_section(first), model, place, code=False)
+    again = reopened(mixture_section(first), resolve_local(model), place, code=False)
     assert again.fingerprint == first.fingerprint and asked == ["layers.0", "down_proj"]
-    plain = opened(model, None, [], code=False)
+    plain = opened(resolve_local(model), [], code=False)
     assert mixture_section(plain) == {} and not isinstance(plain, Mixture)
-    assert reopened({}, model, place, code=False).fingerprint == plain.fingerprint
+    assert reopened({}, resolve_local(model), place, code=False).fingerprint == plain.fingerprint

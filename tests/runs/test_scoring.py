@@ -9,6 +9,7 @@ import pytest
 from support.run_requests import request
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.results.scores import check
 from scoremode.runs.planning import plan_text
@@ -18,7 +19,7 @@ from scoremode.runs.rescore.rescore import Job, _rescore
 def job(model, text, tmp_path) -> Job:
     ask = request(model, text[:1000], tmp_path)
     planned = plan_text(ask.corpus, ask.protocol, model=str(model))
-    return Job(str(model), None, open_checkpoint(str(model)).fingerprint, ask.options, planned)
+    return Job(resolve_local(model), open_checkpoint(model).fingerprint, ask.options, planned)
 
 
 def test_all_windows_come_back_with_what_made_them(base, kept, text, tmp_path):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +35,8 @@ class Hub:
 
     - `requests`: (method, path) of everything that was asked for.
     - `broken`: files whose download fails.
+    - `moves`: of a repository, after how many requests by a branch's name its branches are at another
+      commit, and that.
     - `commits`: (path and query, lines) of every commit that was sent; `refuses`: an HTTP status that
       they are answered with.
     """
@@ -43,6 +45,7 @@ class Hub:
     endpoint: str = ""
     broken: set[str] = field(default_factory=set)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    moves: dict[str, tuple[int, Repo]] = field(default_factory=dict)
     commits: list[tuple[str, list[Any]]] = field(default_factory=list)
     refuses: int | None = None
 
@@ -73,6 +76,12 @@ class Hub:
         if revision is None:
             return _error(404, "RevisionNotFound", f"Invalid rev id: {rest}")
         repo = known[revision]
+        if name in self.moves and revision in repo.revisions:
+            left, later = self.moves[name]
+            self.moves[name] = left - 1, later
+            if left == 0:
+                old = replace(repo, revisions=())
+                self.repos[name] = repo = replace(later, others=(old,))
         headers = {"X-Repo-Commit": repo.commit}
         if separator == "/tree/":
             tree = [
@@ -156,8 +165,9 @@ def serve(repos: dict[str, Repo]) -> Iterator[Hub]:
             thread.join()
 
 
-def call(endpoint: str, home: Path, script: str, *, offline: bool = False) -> Any:
-    """The JSON that `script` prints in a process whose hub is `endpoint` and whose cache is `home`.
+def call(endpoint: str, home: Path, script: str, *, offline: bool = False, **more: str) -> Any:
+    """The JSON that `script` prints in a process whose hub is `endpoint` and whose cache is `home`;
+    `more`: further variables of its environment.
 
     huggingface_hub reads both from the environment when it is imported, so it takes a process.
     """
@@ -170,6 +180,7 @@ def call(endpoint: str, home: Path, script: str, *, offline: bool = False) -> An
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
         "NO_PROXY": "127.0.0.1",
+        **more,
     }
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"

@@ -21,7 +21,6 @@ MODES = {
     "error": "500",
     "wait": "429",
     "loop": "edirect",
-    "drip": "bytes in",
     "short": "",
     "long": "",
     "html-file": "",
@@ -76,12 +75,6 @@ class Handler(BaseHTTPRequestHandler):
             self.say(429, b"", **limits)
         elif mode == "loop":
             self.say(302, b"", Location=self.path)
-        elif mode == "drip":
-            self.head(200, 100_000)
-            for _ in range(100):
-                self.wfile.write(b" ")
-                self.wfile.flush()
-                time.sleep(0.1)
         else:
             self.say(404, b"")
 

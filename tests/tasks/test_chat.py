@@ -4,8 +4,9 @@ import shutil
 
 import pytest
 
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import TokenizerError
-from scoremode.tasks.chat import Speaker
+from scoremode.tasks.chat import ChatPrompts
 
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
@@ -18,13 +19,13 @@ ASKED = [{"role": "user", "content": "Is it warm?"}]
 
 @pytest.fixture
 def speaker(demo, tmp_path):
-    def make(template: str | None) -> Speaker:
+    def make(template: str | None) -> ChatPrompts:
         folder = tmp_path / "model"
         shutil.copytree(demo / "model", folder)
         (folder / "chat_template.jinja").unlink(missing_ok=True)
         if template is not None:
             (folder / "chat_template.jinja").write_text(template)
-        return Speaker(str(folder))
+        return ChatPrompts([resolve_local(folder)])
 
     return make
 

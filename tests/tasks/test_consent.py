@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.harness_runs import NEEDED
 
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import UsageError
 
 pytest.importorskip("lm_eval", reason=NEEDED)
@@ -70,20 +71,20 @@ def test_templates_are_sandboxed_and_write_the_same(tmp_path):
 
 
 def test_without_consent_nothing_of_the_folder_is_imported(local_data, demo):
-    from scoremode.tasks.chat import Speaker
+    from scoremode.tasks.chat import ChatPrompts
     from scoremode.tasks.harness import Harness, Prompting
 
-    speaker = Speaker(str(demo / "model"), None, None)
+    speaker = ChatPrompts([resolve_local(demo / "model")])
     with pytest.raises(UsageError, match=r"who.yaml, line \d+: !function who\.\w+: runs Python"):
         Harness(Prompting(("ends",), include_path=local_data), speaker, quiet=True).corpus()
 
 
 def test_a_folder_without_code_needs_no_consent(local_data, demo, tmp_path):
-    from scoremode.tasks.chat import Speaker
+    from scoremode.tasks.chat import ChatPrompts
     from scoremode.tasks.harness import Harness, Prompting
 
     (tmp_path / "ends.yaml").write_text((local_data / "ends.yaml").read_text())
-    speaker = Speaker(str(demo / "model"), None, None)
+    speaker = ChatPrompts([resolve_local(demo / "model")])
     given, free = (
         Harness(Prompting(("ends",), include_path=tmp_path, runs_code=code), speaker, quiet=True)
         for code in (True, False)

@@ -6,8 +6,9 @@ import pytest
 from support.harness_runs import NEEDED
 from support.local_tasks import ALL
 
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import CorpusError, TokenizerError, UsageError
-from scoremode.tasks.chat import Speaker
+from scoremode.tasks.chat import ChatPrompts
 
 pytest.importorskip("lm_eval", reason=NEEDED)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -19,7 +20,7 @@ def harness(demo, local_data):
         from scoremode.tasks.harness import Harness, Prompting
 
         prompting = Prompting(tasks, include_path=local_data, runs_code=True, **more)
-        return Harness(prompting, Speaker(str(demo / "model")), quiet=True)
+        return Harness(prompting, ChatPrompts([resolve_local(demo / "model")]), quiet=True)
 
     return make
 

@@ -16,7 +16,7 @@ PROTOCOL = replace(TASKS, context_length=LENGTH)
 
 @pytest.fixture(scope="module")
 def tokenizer(demo) -> Tokenizer:
-    return checkpoint_tokenizer(str(demo / "model"), None)
+    return checkpoint_tokenizer(demo / "model")
 
 
 def windows(tokenizer, *requests, prefix=0):

@@ -5,20 +5,19 @@ which transformers takes the first; several under names are the default one and 
 like. A GGUF file has `tokenizer.chat_template`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.config import read_json
-from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.gguf.open import gguf_metadata
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.errors import TokenizerError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["chat_template", "special_tokens", "template_file", "turn_ends"]
+__all__ = ["chat_template", "special_tokens", "turn_ends"]
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
@@ -36,79 +35,72 @@ _TOKENS = (
 _GGUF_ENDS = ("eos", "eot", "eom")
 
 
-def chat_template(source: str, revision: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template of a folder, GGUF file or hub id, None where it has none.
+def chat_template(
+    places: Sequence[ModelFiles], tokenizer: Tokenizer, file: Path | None = None
+) -> ChatTemplate | None:
+    """The first template in `places`, or that of a `file`, which is told the first place's special
+    tokens; None where there is none.
 
     Raises CheckpointError, TokenizerError.
     """
-    path = _place(source, revision)
-    tokens = _tokens_of(path, tokenizer)
-    if is_gguf(path):
-        jinja = gguf_metadata(path).get("tokenizer.chat_template")
-        if jinja is not None and not isinstance(jinja, str):
-            raise TokenizerError(f"{path}: tokenizer.chat_template is no text")
-        return None if jinja is None else ChatTemplate(str(path), jinja, tokens)
-    folder = path if path.is_dir() else path.parent
-    for name in (_JINJA, _JSON, _CONFIG):
-        if not (folder / name).exists():
-            continue
-        if name == _JINJA:
-            return ChatTemplate(str(folder / name), _read(folder / name), tokens)
-        value = _object(folder / name).get("chat_template")
-        if value is not None:
-            return ChatTemplate(str(folder / name), _default(value, folder / name), tokens)
-    return None
+    if file is not None:
+        return ChatTemplate(str(file), _read(file), special_tokens(places[0], tokenizer))
+    found = (_template(files, tokenizer) for files in places)
+    return next((template for template in found if template is not None), None)
 
 
-def special_tokens(source: str, revision: str | None, tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens of a folder, GGUF file or hub id by the names that templates have for them,
-    such as `bos_token`. Raises CheckpointError."""
-    return _tokens_of(_place(source, revision), tokenizer)
-
-
-def template_file(path: Path, tokens: Mapping[str, str]) -> ChatTemplate:
-    """The template in a file, which is told the special `tokens` of a model. Raises TokenizerError."""
-    return ChatTemplate(str(path), _read(path), tokens)
-
-
-def turn_ends(source: str, revision: str | None, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of tokens at which the model stops: those of its `generation_config.json`, of its config,
-    and the tokenizer's EOS. Raises CheckpointError, TokenizerError."""
-    path = _place(source, revision)
-    if is_gguf(path):
-        metadata = gguf_metadata(path)
-        named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
-        return _ids(named, tokenizer, str(path))
-    folder = path if path.is_dir() else path.parent
-    found: list[Any] = []
-    for name in ("generation_config.json", "config.json"):
-        config = _object(folder / name)
-        for each in (config, config.get("text_config") or {}):
-            value = each.get("eos_token_id") if isinstance(each, dict) else None
-            found += value if isinstance(value, list) else [value]
-    if (eos := _tokens_of(path, tokenizer).get("eos_token")) is not None:
-        found.append(tokenizer.backend.token_to_id(eos))
-    return _ids(found, tokenizer, str(folder))
-
-
-def _place(source: str, revision: str | None) -> Path:
-    """The folder, its GGUF file or the tokenizer's file that `source` names; may fetch it."""
-    path = Path(source)
-    is_named = path.is_file() or (path / _CONFIG).exists()
-    return path if is_named else locate(source, revision, weights=False)[0]
-
-
-def _tokens_of(path: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    if not is_gguf(path):
-        folder = path if path.is_dir() else path.parent
-        return _special_tokens(_object(folder / _CONFIG), _object(folder / _MAP))
-    metadata, tokens = gguf_metadata(path), {}
+def special_tokens(files: ModelFiles, tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens among a model's files by the names that templates have for them, such as
+    `bos_token`. Raises CheckpointError."""
+    if not files.is_gguf:
+        return _special_tokens(_object(files.folder / _CONFIG), _object(files.folder / _MAP))
+    metadata, tokens = gguf_metadata(files.path), {}
     for name in ("bos", "eos", "unknown", "padding"):
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
         text = None if token_id is None else tokenizer.backend.id_to_token(int(token_id))
         if text is not None:
             tokens[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token"] = text
     return tokens
+
+
+def turn_ends(places: Sequence[ModelFiles], tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of tokens at which the model stops: those of each place's `generation_config.json` and
+    config, and the tokenizer's EOS. Raises CheckpointError, TokenizerError."""
+    return frozenset().union(*(_turn_ends(files, tokenizer) for files in places))
+
+
+def _template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:
+    tokens = special_tokens(files, tokenizer)
+    if files.is_gguf:
+        jinja = gguf_metadata(files.path).get("tokenizer.chat_template")
+        if jinja is not None and not isinstance(jinja, str):
+            raise TokenizerError(f"{files.path}: tokenizer.chat_template is no text")
+        return None if jinja is None else ChatTemplate(str(files.path), jinja, tokens)
+    for file in (files.folder / name for name in (_JINJA, _JSON, _CONFIG)):
+        if not file.exists():
+            continue
+        if file.name == _JINJA:
+            return ChatTemplate(str(file), _read(file), tokens)
+        value = _object(file).get("chat_template")
+        if value is not None:
+            return ChatTemplate(str(file), _default(value, file), tokens)
+    return None
+
+
+def _turn_ends(files: ModelFiles, tokenizer: Tokenizer) -> frozenset[int]:
+    if files.is_gguf:
+        metadata = gguf_metadata(files.path)
+        named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
+        return _ids(named, tokenizer, str(files.path))
+    ids: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        config = _object(files.folder / name)
+        for part in (config, config.get("text_config") or {}):
+            value = part.get("eos_token_id") if isinstance(part, dict) else None
+            ids += value if isinstance(value, list) else [value]
+    if (eos := special_tokens(files, tokenizer).get("eos_token")) is not None:
+        ids.append(tokenizer.backend.token_to_id(eos))
+    return _ids(ids, tokenizer, str(files.folder))
 
 
 def _default(value: Any, file: Path) -> str:

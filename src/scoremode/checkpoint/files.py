@@ -24,12 +24,13 @@ from scoremode.checkpoint.config import (
     read_config,
     read_json,
 )
-from scoremode.checkpoint.folder import (
+from scoremode.checkpoint.model_files import (
     INDEX,
     MODELOPT,
-    locate,
+    ModelFiles,
     own_config,
     refuse_adapter,
+    resolve_local,
     weight_files,
 )
 from scoremode.checkpoint.safetensors_files import (
@@ -210,33 +211,33 @@ class Checkpoint:
 
 
 @not_collecting()
-def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
-    """The checkpoint in the folder or the GGUF file `model`, or of that name on the hub; with `code`,
-    its Python files too.
+def open_checkpoint(model: ModelFiles | Path | str, *, code: bool = False) -> Checkpoint:
+    """The checkpoint of a model's files, found before; of a path, which is one here, it finds them.
 
-    Raises CheckpointError.
+    Downloads the weights of a model of the hub; with `code`, its Python files too. Raises
+    CheckpointError.
     """
-    path, source = locate(model, revision, code=code)
-    if path.is_file():
+    files = resolve_local(model)
+    files.fetch(code=code)
+    if files.is_gguf:
         # Beside it, since it makes a Checkpoint.
         from scoremode.checkpoint.gguf.open import open_gguf
 
-        return open_gguf(path, source)
-    return _open_folder(path, source)
+        return open_gguf(files.path, files.source)
+    return _open_folder(files.path, files.source)
 
 
-def config_of(model: str, revision: str | None = None) -> Mapping[str, Any]:
-    """The config of `model`, without its weights where they lie apart.
+def config_of(files: ModelFiles) -> Mapping[str, Any]:
+    """The config of a model, without its weights where they lie apart.
 
     Raises CheckpointError, and UnsupportedModel of a GGUF file.
     """
-    path, _ = locate(model, revision, weights=False)
-    if path.is_file():
+    if files.is_gguf:
         from scoremode.checkpoint.gguf.open import gguf_config
 
-        return gguf_config(path)
-    refuse_adapter(path)
-    return read_config(path)
+        return gguf_config(files.path)
+    refuse_adapter(files.path)
+    return read_config(files.path)
 
 
 def _open_folder(path: Path, source: str) -> Checkpoint:

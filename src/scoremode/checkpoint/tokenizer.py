@@ -18,10 +18,15 @@ from typing import Any
 import numpy as np
 
 from scoremode.checkpoint.config import read_json
-from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.gguf.open import gguf_metadata
 from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
+from scoremode.checkpoint.model_files import (
+    SLOW_FILES,
+    TOKENIZER_FILES,
+    ModelFiles,
+    resolve_tokenizer,
+)
 from scoremode.errors import TokenizerError, words_of
 from scoremode.lib.files import MOST_JSON, check_regular
 from scoremode.lib.tasks import importing
@@ -31,11 +36,8 @@ from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer, naming, s
 __all__ = ["checkpoint_tokenizer", "compare_tokens", "difference_lines", "has_tokenizer"]
 
 
-# What transformers makes a fast tokenizer from where there is no tokenizer.json.
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
-_FILES = ("tokenizer.json", *_SLOW_FILES)
-# What holds a tokenizer that no library here reads; of a folder with such a file alone transformers
-# makes one of five tokens, or runs the model's own code.
+# Tokenizers that no library here reads; of a folder with such a file alone transformers makes one of
+# five tokens, or runs the model's own code.
 _UNREAD_FILES = ("tekken.json", "*tiktoken*", "*.model*", "*.vocab", "rwkv_vocab*")
 # Characters for a tokenizer written in Python: it takes minutes for what Rust does in a second.
 _MOST_SLOW = 100_000
@@ -43,40 +45,32 @@ _MOST_SLOW = 100_000
 _MISTRAL = {"mistral", "mistral3", "voxtral", "ministral", "pixtral"}
 
 
-def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
-    """The tokenizer in a folder or a GGUF file, of a hub id, or of a `tokenizer.json`.
+def checkpoint_tokenizer(place: ModelFiles | Path | str) -> Tokenizer:
+    """The tokenizer among a model's files, or of a path, which may be a `tokenizer.json`.
 
     Raises TokenizerError, CheckpointError.
     """
-    path = _find(source, revision)
+    path = resolve_tokenizer(place).path
     if is_gguf(path):
         return tokenizer_of(gguf_metadata(path), str(path))
     if path.is_file() or (path / "tokenizer.json").exists():
         return load_tokenizer(path)
-    if any((path / name).exists() for name in _SLOW_FILES):
+    if any((path / name).exists() for name in SLOW_FILES):
         return _converted(path)
     unread = sorted({file.name for pattern in _UNREAD_FILES for file in path.glob(pattern)})
     beside = f", only {' and '.join(unread[:3])}, which can't be read here" if unread else ""
     raise TokenizerError(
-        f"{path}: has no {', '.join(_FILES[:-1])} or {_FILES[-1]}{beside}; give a tokenizer.json of "
-        "the same tokenizer, or its folder, by --tokenizer"
+        f"{path}: has no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}{beside}; give a "
+        "tokenizer.json of the same tokenizer, or its folder, by --tokenizer"
     )
 
 
-def has_tokenizer(source: str, revision: str | None = None) -> bool:
+def has_tokenizer(place: ModelFiles | Path | str) -> bool:
     """Tells whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
-    path = _find(source, revision)
+    path = resolve_tokenizer(place).path
     if is_gguf(path):
         return has_vocabulary(gguf_metadata(path))
-    return path.is_file() or any((path / f).exists() for f in _FILES)
-
-
-def _find(source: str, revision: str | None) -> Path:
-    path = Path(source)
-    # A folder's own files before those of a GGUF file that lies there, too.
-    if path.is_file() or any((path / name).exists() for name in _FILES):
-        return path
-    return locate(source, revision, weights=False)[0]
+    return path.is_file() or any((path / f).exists() for f in TOKENIZER_FILES)
 
 
 def _check_files(path: Path) -> None:

@@ -12,6 +12,7 @@ from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
+    from scoremode.checkpoint.model_files import ModelFiles
     from scoremode.engines.torch.device import Device
     from scoremode.schemes.summary import FormatSummary, Summary
 
@@ -89,7 +90,7 @@ def inspect_config(
                 untold = library.untold_by(checkpoint.quantization or {})
         except ScoremodeError as error:
             problem = str(error)
-        value = _inspected(checkpoint, tokenizer, None, device, builds=True, problem=problem)
+        value = _inspected(checkpoint, tokenizer, device, builds=True, problem=problem)
         if value["parameters"] is None:
             untold = None
         elif value["dtype"] is None:
@@ -112,17 +113,18 @@ def inspect(
     Raises CheckpointError, UsageError.
     """
     from scoremode.checkpoint.files import open_checkpoint
+    from scoremode.checkpoint.model_files import resolve_model
     from scoremode.engines.torch.device import choose_device
 
-    checkpoint = open_checkpoint(model, revision)
+    files = resolve_model(model, revision)
+    checkpoint = open_checkpoint(files)
     device = choose_device(device_name, None, None)
-    return _inspected(checkpoint, tokenizer or model, revision, device, builds=builds)
+    return _inspected(checkpoint, tokenizer or files, device, builds=builds)
 
 
 def _inspected(
     checkpoint: "Checkpoint",
-    tokenizer: str | None,
-    revision: str | None,
+    tokenizer: "str | ModelFiles | None",
     device: "Device",
     *,
     builds: bool,
@@ -167,7 +169,7 @@ def _inspected(
     vocabulary, tokenizer_problem = None, None
     try:
         if tokenizer is not None:
-            vocabulary = checkpoint_tokenizer(tokenizer, revision).size
+            vocabulary = checkpoint_tokenizer(tokenizer).size
     except ScoremodeError as error:
         tokenizer_problem = str(error)
     reason = "; ".join(r["reason"] for r in refusals[:1])

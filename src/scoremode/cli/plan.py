@@ -26,19 +26,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    from scoremode.checkpoint.model_files import resolve_model
     from scoremode.report.inspection import plan_document
     from scoremode.runs.planning import plan_text
 
     model = named_model(args)
     corpus = corpus_of(args, row_seed(args))
     args.clock.begin("plan")
-    planned = plan_text(
-        corpus,
-        protocol_of(args),
-        model=model,
-        tokenizer=args.tokenizer,
-        revision=args.revision,
-    )
+    files = None if model is None else resolve_model(model, args.revision)
+    planned = plan_text(corpus, protocol_of(args), model=files, tokenizer=args.tokenizer)
     for note in planned.notes:
         args.screen.line(note)
     print_result(args, planned.to_json(corpus), plan_document)

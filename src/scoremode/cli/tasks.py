@@ -14,6 +14,9 @@ from scoremode.cli.flags.run import measured, print_run
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scoremode.checkpoint.model_files import ModelFiles
     from scoremode.runs.request import Request
     from scoremode.tasks.harness import Harness
     from scoremode.text.task_requests import RequestCorpus
@@ -106,20 +109,26 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    harness = _harness(args)
+    harness, places = _harness(args)
     args.clock.begin("text")
-    request = request_for(args, command, harness.corpus(), judge=harness)
+    request = request_for(args, command, harness.corpus(), places, judge=harness)
     result = measured(request, args)
     print_run(args, result.record, result.folder)
     return 0
 
 
 def request_for(
-    args: argparse.Namespace, command: tuple[str, ...], corpus: "RequestCorpus", **more: Any
+    args: argparse.Namespace,
+    command: tuple[str, ...],
+    corpus: "RequestCorpus",
+    places: "Sequence[ModelFiles]",
+    **more: Any,
 ) -> "Request":
-    """The run that scores what `corpus` asks for, by the flags; `more` are fields of `Request`. Raises
-    ScoremodeError."""
-    model = model_of(args)
+    """The run that scores the requests of `corpus`, by the flags.
+
+    `places`: the model's files, behind those of a tokenizer given in place of its own; `more`: fields
+    of `Request`. Raises ScoremodeError.
+    """
     from scoremode.results.folders.paths import check_folder
 
     check_folder(args.output_path)
@@ -131,15 +140,14 @@ def request_for(
     from scoremode.runs.request import Request
     from scoremode.text.task_requests import TASKS
 
-    reads_model(args, model)
+    reads_model(args, places[-1].name)
     return Request(
-        model=model,
+        model=places[-1],
+        tokenizer=None if args.tokenizer is None else places[0],
         corpus=corpus,
         protocol=TASKS.override(context_length=args.context_length),
         options=options,
         output=args.output_path,
-        revision=args.revision,
-        tokenizer=args.tokenizer,
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         reference=args.reference,
@@ -150,8 +158,11 @@ def request_for(
     )
 
 
-def _harness(args: argparse.Namespace) -> "Harness":
-    """Raises UsageError where lm-evaluation-harness is not installed, or the flags name no task."""
+def _harness(args: argparse.Namespace) -> "tuple[Harness, list[ModelFiles]]":
+    """The tasks that the flags name, and the files that their chat template is looked for in.
+
+    Raises CheckpointError for a model that isn't there, and UsageError where lm-evaluation-harness is
+    not installed, or the flags name no task."""
     if find_spec("lm_eval") is None:
         raise UsageError(
             "scoremode tasks needs lm-evaluation-harness: pip install 'scoremode[lm-eval]'"
@@ -171,10 +182,12 @@ def _harness(args: argparse.Namespace) -> "Harness":
         raise UsageError("--no-fewshot-as-multiturn: changes nothing without --apply-chat-template")
     if args.include_path is not None and not args.include_path.is_dir():
         raise UsageError(f"--include-path {args.include_path}: is no folder")
-    from scoremode.tasks.chat import Speaker
+    from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
+    from scoremode.tasks.chat import ChatPrompts
     from scoremode.tasks.harness import Harness, Prompting
 
-    return Harness(
+    places = tokenizer_places(args.tokenizer, resolve_model(model_of(args), args.revision))
+    harness = Harness(
         Prompting(
             tasks=names,
             num_fewshot=args.num_fewshot,
@@ -185,6 +198,7 @@ def _harness(args: argparse.Namespace) -> "Harness":
             multiturn=args.fewshot_as_multiturn,
             system=args.system_instruction,
         ),
-        Speaker(model_of(args), args.revision, args.tokenizer),
+        ChatPrompts(places),
         quiet=not args.verbose,
     )
+    return harness, places

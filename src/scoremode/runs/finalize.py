@@ -66,7 +66,7 @@ def auto_tokenizer_task(context: RunContext) -> Task[dict[str, Any] | None]:
             text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
         if text is None:
             return None
-        if overruled and has_tokenizer(str(context.checkpoint.path)):
+        if overruled and has_tokenizer(context.checkpoint.path):
             context.notify(_own_tokenizer(context, text))
         if alone:
             return None

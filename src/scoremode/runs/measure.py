@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.errors import RunFolderError, ScoremodeError, UsageError
 from scoremode.lib.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
@@ -55,6 +56,7 @@ def measure(
     check_installation()
     check_stopping(request)
     check_sharding(request)
+    request = request.resolved()
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
@@ -106,6 +108,7 @@ def follow(request: Request) -> None:
 
     Raises ScoremodeError.
     """
+    request = request.resolved()
     checkpoint = opened_model(request)
     hashes = request.ranks is not None and request.ranks.place.leads_node
     with preparing(checkpoint, request.options, hashes=hashes):
@@ -128,9 +131,8 @@ def planned_text(request: Request) -> PlannedText:
     return plan_text(
         request.corpus,
         request.protocol,
-        model=request.model,
+        model=resolve_model(request.model, request.revision),
         tokenizer=request.tokenizer,
-        revision=request.revision,
     )
 
 
@@ -164,9 +166,9 @@ def _captured(
     )
     base = planned_text(capture)
     tokens, text = base.plan.tokens, base.text_sha256
-    check_same_tokens(planned, tokens, text, request.reference, base.tokenizer, base.chat)
+    check_same_tokens(planned, tokens, text, str(request.reference), base.tokenizer, base.chat)
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
-    check_same_plan(ours, theirs, request.reference)
+    check_same_plan(ours, theirs, str(request.reference))
     key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
     folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
     if folder.is_symlink():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
 from scoremode.engines.torch.options import LiveOptions, TorchOptions
@@ -67,15 +68,15 @@ def opened_model(request: Request, notify: Callable[[str], None] = lambda _: Non
     if isinstance(request.options, LiveOptions):
         return request.options.checkpoint
     code = request.options.trust_remote_code
-    checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
+    files = resolve_model(request.model, request.revision)
+    checkpoint = opened(files, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)
     check_quantization(request.quantization, checkpoint)
     return checkpoint
 
 
 def opened(
-    model: str,
-    revision: str | None,
+    model: ModelFiles,
     swaps: Sequence[Swap],
     *,
     code: bool,
@@ -83,18 +84,18 @@ def opened(
 ) -> Checkpoint:
     """The checkpoint of `model`, or the mixture that the swaps make of it; `notify` is told where what
     is taken may not fit the rest. Raises UsageError, CheckpointError, UnsupportedModel."""
-    own = open_checkpoint(model, revision, code=code)
+    own = open_checkpoint(model, code=code)
     if not swaps:
         return own
     from scoremode.schemes.mixing import Take, mixed
 
-    others: dict[tuple[str, str | None], Checkpoint] = {}
+    others: dict[ModelFiles, Checkpoint] = {}
     takes = []
     for swap in swaps:
-        key = swap.source, swap.revision
-        if key not in others:
-            others[key] = open_checkpoint(swap.source, swap.revision)
-        other = others[key]
+        files = resolve_model(swap.source, swap.revision)
+        if files not in others:
+            others[files] = open_checkpoint(files)
+        other = others[files]
         if swap.fingerprint not in (None, other.fingerprint):
             raise CheckpointError(
                 f"{swap.flag} {swap.pattern}: {other.source} is not the base any more: its fingerprint "
@@ -140,8 +141,8 @@ def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
 
 def reopened(
     section: Mapping[str, Any],
-    model: str,
-    places: Callable[[Mapping[str, Any]], str],
+    model: ModelFiles,
+    places: Callable[[Mapping[str, Any]], ModelFiles],
     *,
     code: bool,
 ) -> Checkpoint:
@@ -155,7 +156,7 @@ def reopened(
     swaps = [
         Swap(take["pattern"], places(take), None, take["is_base"]) for take in mixture["taken"]
     ]
-    return opened(model, None, swaps, code=code)
+    return opened(model, swaps, code=code)
 
 
 def mixture_section(checkpoint: Checkpoint) -> dict[str, Any]:

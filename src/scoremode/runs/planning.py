@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.checkpoint.chat_template import (
-    chat_template,
-    special_tokens,
-    template_file,
-    turn_ends,
-)
+from scoremode.checkpoint.chat_template import chat_template, special_tokens, turn_ends
 from scoremode.checkpoint.config import language_config, longest_of, positions_of
 from scoremode.checkpoint.files import config_of
-from scoremode.checkpoint.folder import locate
-from scoremode.checkpoint.gguf.names import is_gguf
+from scoremode.checkpoint.model_files import ModelFiles, resolve_local, tokenizer_places
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.text.conversations.corpus import Conversations
-from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
 from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.kept_text import KeptText
@@ -104,25 +97,27 @@ def plan_text(
     corpus: Corpus,
     protocol: Protocol,
     *,
-    model: str | None = None,
-    tokenizer: str | None = None,
-    revision: str | None = None,
+    model: ModelFiles | str | None = None,
+    tokenizer: ModelFiles | str | None = None,
 ) -> PlannedText:
-    """Text → tokens → windows, by the config and tokenizer of `model`, without its weights.
+    """Text → tokens → windows, by the config and tokenizer of `model`, files or a path here, without
+    its weights.
 
-    Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
+    `tokenizer`: one in place of the model's own. Raises CorpusError, TokenizerError, ProtocolError,
+    CheckpointError.
     """
     positions = longest = vocabulary = None
-    if model is not None:
-        config = language_config(config_of(model, revision))
+    files = None if model is None else resolve_local(model)
+    if files is not None:
+        config = language_config(config_of(files))
         positions, longest = positions_of(config), longest_of(config)
         vocabulary = config.get("vocab_size")
-    source = tokenizer or (model and _with_tokenizer(model))
-    if source is None:
+    places = tokenizer_places(tokenizer, files)
+    if not places:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions, longest)
     most = None if positions is None else max(positions, longest or 0)
-    loaded = _tokenizer(corpus, source, None if tokenizer else revision)
+    loaded = _tokenizer(corpus, places[0])
     chat, asked, lines = None, None, ()
     kind = _kind(corpus)
     wanted = resolved.text if resolved.text in _APART else "a text"
@@ -134,8 +129,7 @@ def plan_text(
         texts = _pages_of(corpus, resolved)
         wanted = page_corpus(texts) if texts else corpus
         assert isinstance(wanted, RequestCorpus)
-        first = prefix_of(source, None if tokenizer else revision, loaded)
-        asked = wanted.planned(resolved, loaded, first)
+        asked = wanted.planned(resolved, loaded, prefix_of(places[0], loaded))
         plan, digest, size = asked.plan, corpus.source_sha256, wanted.text_bytes
         if texts:
             digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
@@ -143,9 +137,9 @@ def plan_text(
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
     elif isinstance(corpus, Conversations):
-        spoken = _spoken(corpus, model, tokenizer, revision, loaded)
+        template, ends = chat_template(places, loaded, corpus.template), turn_ends(places, loaded)
         may_change = most if protocol.context_length is None else None
-        talk = corpus.planned(resolved, loaded, *spoken, may_change)
+        talk = corpus.planned(resolved, loaded, template, ends, may_change)
         plan, chat, lines = talk.plan.arranged(), talk.facts, talk.notes
         digest, size = corpus.source_sha256, corpus.size
     else:
@@ -201,32 +195,12 @@ def _kind(corpus: Corpus) -> str:
     return "a text"
 
 
-def prefix_of(source: str, revision: str | None, tokenizer: Tokenizer) -> int | None:
+def prefix_of(files: ModelFiles, tokenizer: Tokenizer) -> int | None:
     """The token before a request that nothing precedes: BOS, else EOS; None where there is neither."""
     if tokenizer.bos is not None:
         return tokenizer.bos
-    eos = special_tokens(source, revision, tokenizer).get("eos_token")
+    eos = special_tokens(files, tokenizer).get("eos_token")
     return None if eos is None else tokenizer.backend.token_to_id(eos)
-
-
-def _spoken(
-    corpus: Conversations,
-    model: str | None,
-    tokenizer: str | None,
-    revision: str | None,
-    loaded: Tokenizer,
-) -> tuple[ChatTemplate | None, frozenset[int]]:
-    """The chat template, beside a `tokenizer` that is given before the model's own, and the tokens that
-    end a turn, of both."""
-    places: list[tuple[str, str | None]] = [] if tokenizer is None else [(tokenizer, None)]
-    if model is not None:
-        places.append((_with_tokenizer(model), revision))
-    found = (chat_template(*place, loaded) for place in places)
-    template = next((each for each in found if each is not None), None)
-    if corpus.template is not None:
-        template = template_file(corpus.template, special_tokens(*places[0], loaded))
-    ends = [turn_ends(*place, loaded) for place in places]
-    return template, frozenset().union(*ends)
 
 
 def check_same_tokens(
@@ -263,22 +237,15 @@ def _writes(template: Mapping[str, Any]) -> list[Any]:
     return [template[name] for name in ("sha256", "arguments", "date")]
 
 
-def _with_tokenizer(model: str) -> str:
-    """The model, or its GGUF file, which has a tokenizer of its own whatever lies in its folder."""
-    if Path(model).is_dir() and is_gguf(file := locate(model, weights=False)[0]):
-        return str(file)
-    return model
-
-
-def _tokenizer(corpus: Corpus, source: str, revision: str | None) -> Tokenizer:
+def _tokenizer(corpus: Corpus, files: ModelFiles) -> Tokenizer:
     """The model's own; of one that has none, that of the reference whose text is taken."""
-    if isinstance(corpus, KeptText) and not has_tokenizer(source, revision):
+    if isinstance(corpus, KeptText) and not has_tokenizer(files):
         kept = corpus.record["tokenizer"]["source"]
         # It may have lain in a hub's cache, or be gone by now: what is missing is the model's.
         if not Path(kept).exists():
             raise TokenizerError(
-                f"{source}: has no tokenizer, and that of {corpus.where} is not in {kept} any more: "
+                f"{files}: has no tokenizer, and that of {corpus.where} is not in {kept} any more: "
                 "give --tokenizer"
             )
-        source, revision = kept, None
-    return checkpoint_tokenizer(source, revision)
+        return checkpoint_tokenizer(kept)
+    return checkpoint_tokenizer(files)

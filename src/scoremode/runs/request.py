@@ -1,10 +1,13 @@
 """A run's request and its result, and what can't be asked for together."""
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from scoremode.checkpoint.gguf.names import is_gguf
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.engines.base import Options
 from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
@@ -67,7 +70,7 @@ class Swap:
     """
 
     pattern: str
-    source: str
+    source: str | ModelFiles
     revision: str | None = None
     is_base: bool = False
     fingerprint: str | None = None
@@ -81,6 +84,7 @@ class Swap:
 class Request:
     """A measurement to be made, and where its run goes.
 
+    - `model`, `tokenizer`: names, or the files that they stand for where these were found already.
     - `output`: the folder that runs go to, or an earlier run's own folder.
     - `options`: of the engine to score with, which they make.
     - `swaps`: modules of the model that are taken from other checkpoints.
@@ -102,17 +106,17 @@ class Request:
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
     """
 
-    model: str
+    model: str | ModelFiles
     corpus: Corpus
     protocol: TextProtocol
     options: Options
     output: Path
     revision: str | None = None
-    tokenizer: str | None = None
+    tokenizer: str | ModelFiles | None = None
     swaps: tuple[Swap, ...] = ()
     quantization: str | None = None
     resume: Literal[True, False, "if-there"] = False
-    reference: str | None = None
+    reference: str | ModelFiles | None = None
     reference_revision: str | None = None
     full: bool = False
     confident: float = CONFIDENT
@@ -125,6 +129,42 @@ class Request:
     shard: Shard | None = None
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None
+
+    def base_files(self) -> ModelFiles | None:
+        """The files of a base that is a model; None of a kept reference, and where there is no base.
+        Raises CheckpointError."""
+        if isinstance(self.reference, str):
+            named = self.reference if _is_model(self.reference) else None
+            return None if named is None else resolve_model(named, self.reference_revision)
+        return self.reference
+
+    def resolved(self) -> "Request":
+        """This request with the files of all that it names found: model, tokenizer, base, and the other
+        checkpoints of a mixture. A name that occurs twice is looked up once. Raises CheckpointError."""
+        base = self.base_files()
+        known = {} if base is None else {(str(base), self.reference_revision): base}
+
+        def find(model: str | ModelFiles, revision: str | None) -> ModelFiles:
+            key = str(model), revision
+            if key not in known:
+                known[key] = resolve_model(model, revision)
+            return known[key]
+
+        return replace(
+            self,
+            model=find(self.model, self.revision),
+            tokenizer=None if self.tokenizer is None else resolve_tokenizer(self.tokenizer),
+            reference=base or self.reference,
+            swaps=tuple(replace(s, source=find(s.source, s.revision)) for s in self.swaps),
+        )
+
+
+def _is_model(reference: str) -> bool:
+    """Tells whether a base is a model, and no run's folder and no file of log-probabilities."""
+    path = Path(reference)
+    if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
+        return is_gguf(path)
+    return not os.path.isfile(path / "record.json")  # noqa: PTH113
 
 
 @dataclass(frozen=True)

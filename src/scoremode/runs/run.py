@@ -115,7 +115,7 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
     record = _first_record(context, identity)
     own = request.output
     if request.keep is None:
-        own = new_folder(request.output, request.model, identity)
+        own = new_folder(request.output, str(request.model), identity)
     # Made now, so that an unwritable place is known before hours of work.
     return RunFolder.create(own, again=bool(request.resume)), record
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scoremode.checkpoint.folder import MODELOPT
+from scoremode.checkpoint.model_files import MODELOPT
 from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.patterns import Patterns, plain

@@ -10,7 +10,7 @@ from typing import Any
 
 from scoremode.checkpoint.config import TRANSFORM, quantizations
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.folder import MODELOPT, own_files
+from scoremode.checkpoint.model_files import MODELOPT, own_files
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import shown
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from scoremode.checkpoint.chat_template import chat_template
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.conversations.template import ChatTemplate
 
-__all__ = ["Speaker"]
+__all__ = ["ChatPrompts"]
 
 # Behind what the model is to go on with, while it is rendered; the space tells whether the template
 # keeps spaces, as in transformers' `continue_final_message`.
@@ -17,32 +18,25 @@ _MARK = "GOES_ON_HERE "
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """The chat template of `model`, a folder, a GGUF file or a hub id with its `revision`; or of
-    `tokenizer`, where that is given and has one."""
+class ChatPrompts:
+    """The first chat template in `places`, a model's files behind those of a tokenizer given before
+    its own."""
 
-    model: str
-    revision: str | None = None
-    tokenizer: str | None = None
+    places: Sequence[ModelFiles]
 
     @cached_property
     def template(self) -> ChatTemplate:
         """Raises TokenizerError where there is none."""
-        places: list[tuple[str, str | None]] = [(self.model, self.revision)]
-        if self.tokenizer is not None:
-            places.insert(0, (self.tokenizer, None))
-        loaded = checkpoint_tokenizer(*places[0])
-        found = (chat_template(*place, loaded) for place in places)
-        template = next((each for each in found if each is not None), None)
+        template = chat_template(self.places, checkpoint_tokenizer(self.places[0]))
         if template is None:
-            raise TokenizerError(f"{places[0][0]}: has no chat template")
+            raise TokenizerError(f"{self.places[0]}: has no chat template")
         template.check()
         return template
 
     @property
     def name(self) -> str:
         """What tells this template's prompts from another's."""
-        return (self.tokenizer or self.model).replace("/", "__")
+        return self.places[0].name.replace("/", "__")
 
     def prompt(self, messages: Sequence[Mapping[str, str]], *, prompts: bool) -> str:
         """The text of `messages`, with the beginning of the assistant's next turn; without `prompts` up

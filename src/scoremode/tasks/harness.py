@@ -39,7 +39,7 @@ from scoremode.errors import CorpusError, ScoremodeError, UsageError, words_of
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
-from scoremode.tasks.chat import Speaker
+from scoremode.tasks.chat import ChatPrompts
 from scoremode.tasks.metrics import HarnessResults, tasks_section
 from scoremode.tasks.requests import ChatLM, Key, answer_of, refusal, text_requests
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, request_corpus
@@ -92,7 +92,7 @@ class _TasksLoaded(Exception):
 class _RequestCollector(ChatLM):
     """A model that collects requests and answers none."""
 
-    def __init__(self, speaker: Speaker, manager: "_TaskLoader"):
+    def __init__(self, speaker: ChatPrompts, manager: "_TaskLoader"):
         super().__init__(speaker)
         self._manager = manager
 
@@ -109,7 +109,7 @@ class _RequestCollector(ChatLM):
 class _AnsweringModel(ChatLM):
     """A model that has all answers."""
 
-    def __init__(self, speaker: Speaker, answers: Mapping[Key, tuple[float, bool]]):
+    def __init__(self, speaker: ChatPrompts, answers: Mapping[Key, tuple[float, bool]]):
         super().__init__(speaker)
         self._answers = answers
 
@@ -140,7 +140,7 @@ class Harness:
     `quiet`: hide the harness's own output on stderr.
     """
 
-    def __init__(self, prompting: Prompting, speaker: Speaker, *, quiet: bool = False):
+    def __init__(self, prompting: Prompting, speaker: ChatPrompts, *, quiet: bool = False):
         self._prompting, self._speaker, self._quiet = prompting, speaker, quiet
         self._tasks: dict[str, Any] = {}
         self._loaded: Any = None

@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import UsageError
-from scoremode.tasks.chat import Speaker
+from scoremode.tasks.chat import ChatPrompts
 from scoremode.text.task_requests import TextRequest
 
 __all__ = ["ChatLM", "Key", "answer_of", "key_of", "refusal", "text_requests"]
@@ -21,7 +21,7 @@ Key = tuple[str | None, str]
 class ChatLM(LM):
     """What is asked for log-likelihoods alone, and writes prompts by the model's chat template."""
 
-    def __init__(self, speaker: Speaker):
+    def __init__(self, speaker: ChatPrompts):
         super().__init__()
         self.speaker = speaker
 

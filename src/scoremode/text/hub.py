@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
 from scoremode.lib.files import MOST_TEXT, read_regular
+from scoremode.lib.hub import find_revision, hub_call
 from scoremode.text.corpus import Corpus, from_rows
-from scoremode.text.hub_client import asked
 from scoremode.text.rows import read_rows, row_names
 
 __all__ = ["HubRows", "from_hub", "rows_of_hub"]
@@ -114,7 +114,7 @@ def rows_of_hub(
                 f"data set {title}: {repo} has {len(named)} of its {_shards(named[0])} files"
             )
         paths = [
-            Path(asked(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
+            Path(hub_call(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
             for f in named
         ]
     except _Several as error:
@@ -145,51 +145,25 @@ def _find(
 ) -> tuple[str, list[str]]:
     """The commit of a revision and the files of a split there, none if it has no such split; in place
     of a split's `files`, those of them that are there."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import RevisionNotFoundError
 
     try:
-        info = asked(partial(HfApi().dataset_info, repo, revision=revision))
+        repository = find_revision(repo, revision, "dataset")
     except OSError as error:
-        reason = error.__cause__
-        if isinstance(reason, RevisionNotFoundError) and revision == _CONVERTED:
+        if isinstance(error.__cause__, RevisionNotFoundError) and revision == _CONVERTED:
             return revision, []
-        if isinstance(reason, RepositoryNotFoundError | RevisionNotFoundError):
-            raise
-        if not isinstance(reason, HTTPError | OfflineModeIsEnabled):
-            raise
-        commit, names = _cached(repo, revision)
-        found = _chosen(names, config, split, files)
-        if not found or (len(found) < len(files) if files else not _surely_whole(found, config)):
-            raise
-        return commit, found
-    if not isinstance(info.sha, str):
-        raise CorpusError(f"data set {repo}: the hub names no commit of {revision}")
-    return info.sha, _chosen([s.rfilename for s in info.siblings or ()], config, split, files)
+        raise
+    chosen = _chosen(repository.files, config, split, files)
+    if repository.unreachable is not None and (
+        not chosen or (len(chosen) < len(files) if files else not _surely_whole(chosen, config))
+    ):
+        raise repository.unreachable
+    return repository.commit, chosen
 
 
 def _chosen(names: list[str], config: str | None, split: str, files: Sequence[str]) -> list[str]:
     """The `files` that are among `names`, without any those of the split."""
     return [f for f in files if f in set(names)] if files else _split_files(names, config, split)
-
-
-def _cached(repo: str, revision: str) -> tuple[str, list[str]]:
-    """The commit of a revision and the files of it that earlier runs fetched, none if none did."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE, "datasets--" + repo.replace("/", "--"))
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        ref = folder / "refs" / revision
-        if not ref.is_file():
-            return revision, []
-        revision = ref.read_text().strip()
-    snapshot = folder / "snapshots" / revision
-    return revision, [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.*")]
 
 
 def _surely_whole(files: list[str], config: str | None) -> bool:

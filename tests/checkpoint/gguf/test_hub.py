@@ -10,14 +10,15 @@ from support.gguf.files import llama, split
 SCRIPT = """
 import json
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.errors import CheckpointError
 
 results = {}
 for key, (model, revision) in json.loads(%r).items():
     try:
-        checkpoint = open_checkpoint(model, revision)
-        same = locate(model, revision, weights=False) == (checkpoint.path, checkpoint.source)
+        files = resolve_model(model, revision)
+        checkpoint = open_checkpoint(files)
+        same = (files.path, files.source) == (checkpoint.path, checkpoint.source)
         again = open_checkpoint(checkpoint.place).fingerprint == checkpoint.fingerprint
         results[key] = [checkpoint.source, len(checkpoint.tensors), same and again]
     except CheckpointError as error:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from support.forged_runs import wrong
 
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
@@ -94,5 +95,5 @@ def test_a_model_that_lacks_a_token_is_another_one(published):
     record["engine"]["vocabulary"] = 5
     options = options_of(record["engine"], None)
     with pytest.raises(UsageError, match="is another model: the run has token id"):
-        score_again(record, drawn, str(published.quant), Sources(), options, full=False,
+        score_again(record, drawn, resolve_local(published.quant), Sources(), options, full=False,
                     progress=lambda *_: None)  # fmt: skip

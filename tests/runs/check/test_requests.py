@@ -22,7 +22,7 @@ def run(demo, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(demo):
-    return checkpoint_tokenizer(str(demo / "model"), None)
+    return checkpoint_tokenizer(demo / "model")
 
 
 def audited(folder, record, tokenizer):

@@ -4,16 +4,24 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.runs.check.sources import Sources, Unreachable
 
 COMMIT = "ab" * 20
 HUB = {"source": f"hub:org/model@{COMMIT}", "path": "/gone/snapshots"}
 
 
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    for name in ("here", "there", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
 def test_the_users_place_comes_before_the_records(tmp_path):
     section = {"source": "model", "path": str(tmp_path)}
-    assert Sources().checkpoint(section, None, "--model") == str(tmp_path)
-    assert Sources().checkpoint(section, "elsewhere", "--model") == "elsewhere"
+    assert str(Sources().checkpoint(section, None, "--model")) == str(tmp_path)
+    assert str(Sources().checkpoint(section, "elsewhere", "--model")) == "elsewhere"
     with pytest.raises(Unreachable, match="no /gone/model here: --model PATH says where it lies"):
         Sources().checkpoint({"source": "m", "path": "/gone/model"}, None, "--model")
 
@@ -21,29 +29,31 @@ def test_the_users_place_comes_before_the_records(tmp_path):
 def test_the_hub_is_asked_for_the_records_commit_and_only_with_fetch(monkeypatch):
     asked = []
 
-    def locate(name, revision):
+    def resolve_model(name, revision):
         asked.append((name, revision))
-        return Path("/cache/model"), name
+        return ModelFiles(name, Path("/cache/model"), name, name, revision)
 
-    monkeypatch.setattr("scoremode.runs.check.sources.locate", locate)
+    monkeypatch.setattr("scoremode.runs.check.sources.resolve_model", resolve_model)
     with pytest.raises(Unreachable, match=f"--fetch gets hub:org/model@{COMMIT} from the hub"):
         Sources().checkpoint(HUB, None, "--model")
     assert asked == []
-    assert Sources(fetch=True).checkpoint(HUB, None, "--model") == "/cache/model"
+    sources = Sources(fetch=True)
+    for _ in range(2):
+        assert sources.checkpoint(HUB, None, "--model").path == Path("/cache/model")
     assert asked == [("org/model", COMMIT)]
 
 
 def test_a_tokenizer_lies_in_the_model_unless_it_has_a_place_of_its_own(tmp_path):
     checkpoint = {"source": "m", "path": "/gone/m"}
     for own in ({"source": "/gone/m"}, {"source": "m"}):
-        assert Sources(model="here").tokenizer_of(own, checkpoint) == "here"
-        assert Sources(model="here", tokenizer="there").tokenizer_of(own, checkpoint) == "there"
-        found = checkpoint | {"path": str(tmp_path)}
-        assert Sources().tokenizer_of(own, found | {"source": own["source"]}) == str(tmp_path)
-    assert Sources(model="here").tokenizer_of({"source": str(tmp_path)}, checkpoint) == str(
-        tmp_path
-    )
-    assert Sources(model="here").tokenizer_of({"source": "/gone/x"}, checkpoint) == "here"
+        assert Sources(model="here").tokenizer_of(own, checkpoint).name == "here"
+        other = Sources(model="here", tokenizer="there").tokenizer_of(own, checkpoint)
+        assert other.name == "there"
+        found = checkpoint | {"path": str(tmp_path), "source": own["source"]}
+        assert Sources().tokenizer_of(own, found).path == tmp_path
+    own = {"source": str(tmp_path)}
+    assert Sources(model="here").tokenizer_of(own, checkpoint).path == tmp_path
+    assert Sources(model="here").tokenizer_of({"source": "/gone/x"}, checkpoint).name == "here"
     with pytest.raises(Unreachable, match="--tokenizer PATH says where it lies"):
         Sources().tokenizer_of({"source": "/gone/other"}, checkpoint)
 
@@ -51,7 +61,7 @@ def test_a_tokenizer_lies_in_the_model_unless_it_has_a_place_of_its_own(tmp_path
 def test_a_bases_tokenizer_lies_in_the_base(tmp_path):
     base = {"source": "b", "path": str(tmp_path)}
     sources = Sources(model="m", tokenizer="t")
-    assert sources.tokenizer_of({"source": "b"}, base, is_base=True) == str(tmp_path)
+    assert sources.tokenizer_of({"source": "b"}, base, is_base=True).path == tmp_path
 
 
 def test_relative_places_are_where_the_command_ran(tmp_path, monkeypatch):
@@ -63,4 +73,5 @@ def test_relative_places_are_where_the_command_ran(tmp_path, monkeypatch):
     section = {"source": "m", "path": "m"}
     (tmp_path / "m").mkdir()
     monkeypatch.chdir("/")
-    assert Sources(directory=str(tmp_path)).checkpoint(section, None, "") == str(tmp_path / "m")
+    files = Sources(directory=str(tmp_path)).checkpoint(section, None, "")
+    assert files.path == tmp_path / "m"

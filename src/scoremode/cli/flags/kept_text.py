@@ -1,7 +1,6 @@
 """The text and the protocol of a run that is compared with a kept reference: the reference's own."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,6 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     source = KEPT if is_kept else named_source(args)
     refuse_unused(args, source, what=f"the text that {folder} keeps" if is_kept else None)
     if folder is None:
-        _find_base(args)
         return corpus_of(args, row_seed(args)), protocol_of(args)
     args.screen.words["base"] = f"reading {folder}"
     args.clock.begin("import")
@@ -58,16 +56,6 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
             f"--num-samples {args.num_samples}: {folder} was kept with {of}{drawn} of its text"
         )
     return kept, protocol
-
-
-def _find_base(args: argparse.Namespace) -> None:
-    """Raises CheckpointError for a name that is neither here nor on the hub, before that is asked for
-    a text which nobody may have meant: a reference, its folder misspelled, brings its own."""
-    name = getattr(args, "reference", None)
-    if name is not None and not os.path.exists(name):  # noqa: PTH110  Path's raises for a name too long
-        from scoremode.checkpoint.folder import locate
-
-        locate(name, args.reference_revision, weights=False)
 
 
 def _kept(args: argparse.Namespace) -> Path | None:

@@ -20,6 +20,7 @@ from scoremode.cli.flags.stopping import add_stopping
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
+    from scoremode.checkpoint.model_files import ModelFiles
     from scoremode.runs.request import Request, Result
 
 __all__ = ["add_run", "measured", "print_run", "request_of"]
@@ -87,14 +88,16 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     if args.engine == "torch" and from_hub:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
-    if from_hub:
-        _check_model(model, args.revision)
+    found = _found_on_hub(model, args.revision) if from_hub else model
+    if (base := more.get("reference")) is not None:
+        named = base, more["reference_revision"]
+        more["reference"] = found if named == (model, args.revision) else _found_on_hub(*named)
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         args.screen.line("--gpu-memory-utilization changes nothing on a CPU")
     corpus, protocol = text_and_protocol(args)
     calibration = calibration_of(args)
     return Request(
-        model=model,
+        model=found,
         corpus=corpus,
         protocol=protocol,
         options=options,
@@ -112,19 +115,18 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     )
 
 
-def _check_model(model: str, revision: str | None) -> None:
-    """Raises CheckpointError for a model that is neither here nor on the hub.
-
-    Before a data set is asked for there: a misspelled name is the model's error, and without a network
-    not the data set's.
-    """
-    from scoremode.checkpoint.folder import locate
+def _found_on_hub(model: str, revision: str | None) -> "str | ModelFiles":
+    """The files of a model or a base of the hub, found before a data set is asked for there: a
+    misspelled name is the model's error, and without a network not the data set's, and a reference
+    whose folder is misspelled brings its own text. Others as they are named. Raises CheckpointError."""
     from scoremode.checkpoint.gguf.names import named_gguf
+    from scoremode.checkpoint.model_files import resolve_model
 
     is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
     # A pattern names several, and of a GGUF file nothing but all of it is fetched.
-    if not (is_here or any(c in model for c in "*?[") or named_gguf(model)):
-        locate(model, revision, weights=False)
+    if is_here or any(c in model for c in "*?[") or named_gguf(model):
+        return model
+    return resolve_model(model, revision)
 
 
 def measured(request: "Request", args: argparse.Namespace) -> "Result":

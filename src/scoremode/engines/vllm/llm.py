@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.checkpoint.config import longest_of, read_json
-from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
 from scoremode.engines.vllm.prompts import (
     COLUMNS,
@@ -139,9 +139,11 @@ class ScoringLLM:
         **arguments: Any,
     ):
         require_plugin()
-        folder, self.source = locate(model, revision, code=bool(arguments.get("trust_remote_code")))
-        if folder.is_file():
-            raise EngineError(f"{folder}: is a GGUF file, which vLLM is not given here")
+        files = resolve_model(model, revision)
+        if files.is_gguf:
+            raise EngineError(f"{files.path}: is a GGUF file, which vLLM is not given here")
+        files.fetch(code=bool(arguments.get("trust_remote_code")))
+        folder, self.source = files.path, files.source
         config = read_json(folder / "config.json")
         self.max_model_len = _longest(max_model_len, config, folder)
         if head_dtype not in ("model", "float32"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from scoremode.errors import RunFolderError, ScoremodeError, UsageError, escaped, words_of
 from scoremode.lib.files import MOST_JSON, make_folder, read_regular, write_text
+from scoremode.lib.hub import find_revision, hub_call
 from scoremode.report.card.content import (
     BEGIN,
     END,
@@ -24,7 +25,6 @@ from scoremode.report.card.content import (
 )
 from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import RECORD
-from scoremode.text.hub_client import asked
 
 __all__ = [
     "README",
@@ -258,16 +258,16 @@ def remote_readme(repo: str) -> tuple[str, str]:
 
     Raises ScoremodeError.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import hf_hub_download
 
     try:
-        info = asked(partial(HfApi().model_info, repo))
-        if not isinstance(info.sha, str):
-            raise ScoremodeError(f"{repo}: the hub names no commit of it")
-        if README not in [file.rfilename for file in info.siblings or ()]:
-            return "", info.sha
-        path = asked(partial(hf_hub_download, repo, README, revision=info.sha))
-        return read_regular(Path(path), MOST_JSON).decode(), info.sha
+        repository = find_revision(repo, None)
+        if repository.unreachable is not None:
+            raise repository.unreachable
+        if README not in repository.files:
+            return "", repository.commit
+        path = hub_call(partial(hf_hub_download, repo, README, revision=repository.commit))
+        return read_regular(Path(path), MOST_JSON).decode(), repository.commit
     except UnicodeDecodeError:
         raise ScoremodeError(f"{repo}: its {README} is not UTF-8") from None
     except OSError as error:
@@ -310,7 +310,7 @@ def open_request(repo: str, files: Mapping[str, str], commit: str, title: str) -
     )
     try:
         # Once: a request that came through without an answer would be there twice.
-        made = asked(call, most=1)
+        made = hub_call(call, most=1)
     except OSError as error:
         reason = words_of(error, 300)
         raise ScoremodeError(f"{repo}: no pull request was opened: {reason}") from None

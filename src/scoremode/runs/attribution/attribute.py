@@ -76,6 +76,7 @@ def attribute(
     clock.begin("open")
     check_installation()
     _check_base(request)
+    request = request.resolved()
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options):
         clock.begin("plan")
@@ -124,8 +125,7 @@ def _check_base(request: Request) -> None:
     from scoremode.reference.stored import is_run
     from scoremode.runs.baselines import is_logits_file
 
-    assert request.reference is not None
-    path = Path(request.reference)
+    path = Path(str(request.reference))
     if is_run(path) or is_logits_file(path):
         raise UsageError(
             f"attribute: {path} has no weights to put in the model's place: give the base's own "

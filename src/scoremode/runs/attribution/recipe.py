@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.engines.torch.attribution.units import By, Unit
 from scoremode.errors import UnsupportedFormat, UsageError
 from scoremode.lib.files import write_text
@@ -89,7 +90,8 @@ def search(
     """
     if request.swaps:
         raise UsageError(f"{request.swaps[0].flag}: a recipe chooses among checkpoints as they are")
-    models = [request.model, *others]
+    request = request.resolved()
+    models = [resolve_model(model) for model in (request.model, *others)]
     if write_recipe is not None:
         if not write_recipe.parent.is_dir():
             raise UsageError(f"--write-recipe {write_recipe}: there is no such folder")
@@ -98,8 +100,8 @@ def search(
         raise UsageError(f"--from: {next(m for m in models if models.count(m) > 1)} is given twice")
     found = []
     for model in models:
-        tell(model)
-        asked = replace(request, model=model, revision=None if others else request.revision)
+        tell(str(model))
+        asked = replace(request, model=model)
         found.append(
             attribute(
                 asked,
@@ -135,8 +137,9 @@ def search(
             ]
             for number, model in enumerate(models, 1)
         }
-        assert request.reference is not None
-        write_output(write_recipe, recipe_yaml(request.reference, taken))
+        base = request.base_files()
+        assert base is not None
+        write_output(write_recipe, recipe_yaml(base, taken))
     return recipe
 
 
@@ -187,7 +190,10 @@ def _stored(unit: Unit, names: Iterable[str]) -> tuple[_Whole, _Whole]:
 
 
 def _swaps(
-    request: Request, models: Sequence[str], parts: Sequence[_Choosable], chosen: Sequence[int]
+    request: Request,
+    models: Sequence[ModelFiles],
+    parts: Sequence[_Choosable],
+    chosen: Sequence[int],
 ) -> tuple[Swap, ...]:
     """Swaps that turn the first quant into the chosen mixture: a pattern for each other checkpoint."""
     assert request.reference is not None
@@ -202,16 +208,15 @@ def _swaps(
         ]
         # The first quant's own modules are there already.
         if names and number != 1:
-            revision = request.reference_revision if number == 0 else None
             pattern = "re:(?:" + "|".join(map(re.escape, names)) + r")(?:\.|$)"
-            swaps.append(Swap(pattern, source, revision, is_base=number == 0))
+            swaps.append(Swap(pattern, source, is_base=number == 0))
     return tuple(swaps)
 
 
 def _written(
     result: Result,
     request: Request,
-    models: Sequence[str],
+    models: Sequence[ModelFiles],
     found: Sequence[Attributed],
     parts: Sequence[_Choosable],
     chosen: Sequence[int],
@@ -277,7 +282,7 @@ _METHOD = "compressed-tensors"
 _HOW = ("weights", "input_activations", "output_activations")
 
 
-def check_expressible(models: Sequence[str]) -> None:
+def check_expressible(models: Sequence[ModelFiles | str]) -> None:
     """Raises UnsupportedFormat for a quant whose format llm-compressor's recipes don't name."""
     for model in models:
         checkpoint = open_checkpoint(model)
@@ -289,7 +294,7 @@ def check_expressible(models: Sequence[str]) -> None:
             )
 
 
-def recipe_yaml(base: str, chosen: Mapping[str, Sequence[str]]) -> str:
+def recipe_yaml(base: ModelFiles | str, chosen: Mapping[Any, Sequence[str]]) -> str:
     """The recipe's text.
 
     - `base`: the model to be quantized, all of whose other linears are to be ignored.
@@ -315,7 +320,7 @@ def recipe_yaml(base: str, chosen: Mapping[str, Sequence[str]]) -> str:
     modifier = {"config_groups": groups, "ignore": _others(open_checkpoint(base), taken)}
     stage = {"quantization_stage": {"quantization_modifiers": {"QuantizationModifier": modifier}}}
     head = (
-        f"# Chosen by scoremode attribute --budget among {', '.join(chosen)}.\n"
+        f"# Chosen by scoremode attribute --budget among {', '.join(map(str, chosen))}.\n"
         "# It says what each module is stored as. How its values are found is the modifier's: costs\n"
         "# were measured on the quants named above, so another algorithm than theirs will differ.\n"
     )

@@ -23,8 +23,7 @@ __all__ = ["Baseline", "common_softmax", "is_logits_file", "needs_capture", "ope
 
 def needs_capture(request: Request) -> bool:
     """Tells whether the base is a model that the request's engine can't run beside another."""
-    assert request.reference is not None
-    path = Path(request.reference)
+    path = Path(str(request.reference))
     return not (request.options.runs_beside or is_run(path) or is_logits_file(path))
 
 
@@ -40,7 +39,7 @@ def open_baseline(
     ReferenceUnusable where it is of another plan, and all that opening a model raises.
     """
     assert request.reference is not None
-    path = kept or Path(request.reference)
+    path = kept or Path(str(request.reference))
     if is_run(path):
         stored = StoredReference(path)
         return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
@@ -51,12 +50,13 @@ def open_baseline(
                 f"{rule} draws windows, and takes a model or a kept reference as its base"
             )
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
+    files = request.base_files()
+    assert files is not None
     return ModelBaseline(
-        request.reference,
+        files,
         planned,
         request.corpus,
         request.options.in_dtype_of(checkpoint),
-        revision=request.reference_revision,
         tokenizer=request.tokenizer,
     )
 
@@ -89,9 +89,10 @@ def common_softmax(
         if ours != base_entries:
             return "no flag gives both one vocabulary", {}
         return "--vocabulary tokenizer gives both one", {"--vocabulary": "tokenizer"}
-    own = request.tokenizer or request.model
+    own = str(request.tokenizer or request.model)
     is_stored = base["kind"] == "stored"
-    other = request.tokenizer or (theirs["source"] if is_stored else str(request.reference))
+    other = theirs["source"] if is_stored else request.reference
+    other = str(request.tokenizer or other)
     fitting = [
         (size, name) for size, name in ((ours, own), (theirs["size"], other)) if size <= least
     ]

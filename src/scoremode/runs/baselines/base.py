@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import Head
@@ -123,21 +124,18 @@ class ModelBaseline:
 
     def __init__(
         self,
-        model: str,
+        model: ModelFiles,
         planned: PlannedText,
         corpus: Corpus,
         options: Options,
-        revision: str | None,
-        tokenizer: str | None,
+        tokenizer: str | ModelFiles | None,
     ):
-        self.checkpoint = open_checkpoint(model, revision, code=options.trust_remote_code)
-        own = plan_text(
-            corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
-        )
+        self.checkpoint = open_checkpoint(model, code=options.trust_remote_code)
+        own = plan_text(corpus, planned.plan.protocol, model=model, tokenizer=tokenizer)
         self._planned = own
         tokens, text = own.plan.tokens, own.text_sha256
-        check_same_tokens(planned, tokens, text, model, own.tokenizer, own.chat)
-        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
+        check_same_tokens(planned, tokens, text, model.name, own.tokenizer, own.chat)
+        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model.name)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
         self.engine = options.make_base(
             self.checkpoint, own.vocabulary, int(own.plan.lengths.max())

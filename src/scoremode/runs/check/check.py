@@ -114,7 +114,7 @@ def check(
         rerun = replace(rerun, seed=entropy())
     if rerun is not None:
         # What can't be opened is told before anything else is read.
-        open_checkpoint(rerun.model, code=rerun.trust_remote_code)
+        open_checkpoint(sources.model_files(rerun.model), code=rerun.trust_remote_code)
     left: list[str] = []
 
     def leave(line: str) -> None:
@@ -218,7 +218,13 @@ def _again(
     full = scores.against is not None and scores.against.jsd is not None
     try:
         again = score_again(
-            record, drawn, rerun.model, sources, options, full=full, progress=progress
+            record,
+            drawn,
+            sources.model_files(rerun.model),
+            sources,
+            options,
+            full=full,
+            progress=progress,
         )
     except Unreachable as error:
         findings.unchecked(part, name, f"not made: {error}")

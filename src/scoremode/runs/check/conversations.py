@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.chat_template import (
-    chat_template,
-    special_tokens,
-    template_file,
-    turn_ends,
-)
+from scoremode.checkpoint.chat_template import chat_template, turn_ends
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.errors import CorpusError, ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
@@ -177,12 +173,11 @@ def _audited_template(
     found: list[ChatTemplate] = []
     places = list(_places(record, sources))
     try:
-        own = [chat_template(place, None, tokenizer) for place in places]
-        found += [each for each in own if each is not None]
+        own = [chat_template([place], tokenizer) for place in places]
         file = sources.at(said["source"])
         if said["given"] and places and os.path.isfile(file):  # noqa: PTH113
-            tokens = special_tokens(places[0], None, tokenizer)
-            found.append(template_file(Path(file), tokens))
+            own.append(chat_template(places, tokenizer, Path(file)))
+        found += [template for template in own if template is not None]
     except ScoremodeError as error:
         findings.unchecked(_PART, "chat template", str(error))
         return None
@@ -204,17 +199,17 @@ def _audit_ends(
 ) -> None:
     said, places = record["corpus"]["conversations"]["ends"], list(_places(record, sources))
     try:
-        made = frozenset().union(*(turn_ends(place, None, tokenizer) for place in places))
+        made = turn_ends(places, tokenizer)
     except ScoremodeError as error:
         findings.unchecked(_PART, "tokens that end a turn", str(error))
         return
-    where = f"{' and '.join(places)} has"
+    where = f"{' and '.join(map(str, places))} has"
     findings.same(_PART, "tokens that end a turn", said, sorted(made), where)
 
 
-def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[str]:
-    """Places of the run's tokenizer, and of its model where that is another."""
-    seen = set()
+def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[ModelFiles]:
+    """The files of the run's tokenizer, and those of its model where they lie elsewhere."""
+    seen = set[Path]()
     checkpoint = record.get("checkpoint")
     for find in (
         lambda: sources.tokenizer_of(record["tokenizer"], checkpoint or {}),
@@ -225,6 +220,6 @@ def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[str]:
         except (Unreachable, ScoremodeError):
             # The findings on tokenizer and checkpoint say so.
             continue
-        if place and place not in seen:
-            seen.add(place)
+        if place and place.path not in seen:
+            seen.add(place.path)
             yield place

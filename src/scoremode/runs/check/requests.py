@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.model_files import resolve_tokenizer
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
@@ -85,7 +86,7 @@ def _planned(
 ) -> Plan | None:
     """The plan of requests, and whether their windows are those that a run's file has."""
     try:
-        prefix = prefix_of(tokenizer.source, None, tokenizer)
+        prefix = prefix_of(resolve_tokenizer(tokenizer.source), tokenizer)
         planned = corpus.planned(protocol, tokenizer, prefix)
     except ScoremodeError as error:
         findings.wrong("plan", "token ids", f"no plan of these requests: {error}")

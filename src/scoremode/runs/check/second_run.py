@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.engines.base import Engine, Extras
 from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
@@ -97,7 +98,7 @@ def options_of(
 def score_again(
     record: Mapping[str, Any],
     drawn: Sequence[Sample],
-    model: str,
+    model: ModelFiles,
     sources: Sources,
     options: TorchOptions,
     *,

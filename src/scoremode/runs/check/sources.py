@@ -7,11 +7,11 @@ something; the hub is asked only where the user wants that.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.text.corpus import Corpus
 from scoremode.text.presets import load_text, named_text
 
@@ -42,22 +42,31 @@ class Sources:
     files: tuple[Path, ...] = ()
     fetch: bool = False
     directory: str | None = None
+    _found: dict[str, ModelFiles] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def at(self, place: str) -> str:
         """Resolves a place that the record names: relative to its directory, if it has one."""
         is_there = self.directory in (None, str(Path.cwd()))
         return place if is_there else str(Path(str(self.directory)) / place)
 
-    def checkpoint(self, section: Mapping[str, Any], given: str | None, flag: str) -> str:
-        """A place of the checkpoint that `section` describes, `given` by the user or the record's; may
-        fetch it. Raises Unreachable, CheckpointError."""
+    def model_files(self, place: str, commit: str | None = None) -> ModelFiles:
+        """The files of a model, found once. Raises CheckpointError."""
+        if place not in self._found:
+            self._found[place] = resolve_model(place, commit)
+        return self._found[place]
+
+    def checkpoint(self, section: Mapping[str, Any], given: str | None, flag: str) -> ModelFiles:
+        """The files of the checkpoint that `section` describes, `given` by the user or the record's;
+        may fetch it. Raises Unreachable, CheckpointError."""
         if given is not None:
-            return given
+            return self.model_files(given)
         path, source = self.at(section.get("path") or section["source"]), section["source"]
         if (mixture := section.get("mixture")) is not None:
             source = mixture["source"]
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
-            return path
+            return self.model_files(path)
         if (found := _ON_HUB.fullmatch(source)) is None:
             raise Unreachable(f"there is no {path} here: {flag} PATH says where it lies")
         if not self.fetch:
@@ -65,11 +74,11 @@ class Sources:
                 f"there is no {path} here: --fetch gets {source} from the hub, or {flag} PATH says "
                 "where it lies"
             )
-        return str(locate(found["name"], found["commit"])[0])
+        return self.model_files(found["name"], found["commit"])
 
-    def other(self, take: Mapping[str, Any]) -> str:
-        """A place of a checkpoint that a mixture takes modules from, given what the record says of it.
-        Raises Unreachable, CheckpointError."""
+    def other(self, take: Mapping[str, Any]) -> ModelFiles:
+        """The files of a checkpoint that a mixture takes modules from, given what the record says of
+        it. Raises Unreachable, CheckpointError."""
         if take["is_base"]:
             return self.checkpoint(take, self.reference, "--reference")
         try:
@@ -85,20 +94,20 @@ class Sources:
 
     def tokenizer_of(
         self, section: Mapping[str, Any], checkpoint: Mapping[str, Any], *, is_base: bool = False
-    ) -> str:
-        """A place of a tokenizer, given what the record says of it and of its checkpoint, a base's with
-        `is_base`: one that was the checkpoint's own is where this is. Raises Unreachable,
+    ) -> ModelFiles:
+        """The files of a tokenizer, given what the record says of it and of its checkpoint, a base's
+        with `is_base`: one that was the checkpoint's own is where this is. Raises Unreachable,
         CheckpointError."""
         given, flag = (self.reference, "--reference") if is_base else (self.model, "--model")
         if self.tokenizer is not None and not is_base:
-            return self.tokenizer
+            return resolve_tokenizer(self.tokenizer)
         own = self.at(section["source"])
         if section["source"] in (checkpoint.get("path"), checkpoint.get("source")):
             return self.checkpoint(checkpoint, given, flag)
         if os.path.exists(own):  # noqa: PTH110
-            return own
+            return resolve_tokenizer(own)
         if given is not None:
-            return given
+            return self.model_files(given)
         raise Unreachable(f"there is no {own} here: --tokenizer PATH says where it lies")
 
 

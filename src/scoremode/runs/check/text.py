@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
@@ -353,7 +354,7 @@ def _flag(record: Mapping[str, Any], name: str) -> str | None:
 
 
 def audited_tokenizer(
-    section: Mapping[str, Any], part: str, find: Callable[[], str], findings: Findings
+    section: Mapping[str, Any], part: str, find: Callable[[], ModelFiles], findings: Findings
 ) -> Tokenizer | None:
     """The tokenizer in the place that `find` finds, held against a record's section of it."""
     try:

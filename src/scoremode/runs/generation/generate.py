@@ -18,12 +18,11 @@ from typing import Any, Protocol
 from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.chat_template import (
     chat_template,
-    special_tokens,
-    template_file,
     turn_ends,
 )
 from scoremode.checkpoint.config import positions_of
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model, tokenizer_places
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
@@ -199,8 +198,9 @@ def generate(
     if wanted.samples < 1:
         raise UsageError(f"--samples-per-prompt {wanted.samples}: must be at least 1")
     clock.begin("open")
-    checkpoint = open_checkpoint(wanted.base, wanted.revision, code=wanted.trust_remote_code)
-    replying = _replying(wanted)
+    files = resolve_model(wanted.base, wanted.revision)
+    checkpoint = open_checkpoint(files, code=wanted.trust_remote_code)
+    replying = _replying(wanted, files)
     if not replying.ends:
         notify(
             f"{checkpoint.source}: names no token that ends a turn: every reply is cut at "
@@ -227,25 +227,18 @@ def generate(
             raise
 
 
-def _replying(wanted: Generation) -> Replying:
+def _replying(wanted: Generation, files: ModelFiles) -> Replying:
     """The tokenizer, the template and the ends of turns, as a run of the same model finds them."""
-    # As planning has it: beside a tokenizer that is given before the model's own.
-    places: list[tuple[str, str | None]] = [(wanted.base, wanted.revision)]
-    if wanted.tokenizer is not None:
-        places.insert(0, (wanted.tokenizer, None))
-    tokenizer = checkpoint_tokenizer(*places[0])
-    found = (chat_template(*place, tokenizer) for place in places)
-    template = next((each for each in found if each is not None), None)
-    if wanted.template is not None:
-        template = template_file(wanted.template, special_tokens(*places[0], tokenizer))
+    places = tokenizer_places(wanted.tokenizer, files)
+    tokenizer = checkpoint_tokenizer(places[0])
+    template = chat_template(places, tokenizer, wanted.template)
     if template is None:
         raise TokenizerError(
             f"{wanted.base}: has no chat template: give one with --chat-template FILE"
         )
-    ends = frozenset().union(*(turn_ends(*place, tokenizer) for place in places))
     template = replace(template, arguments=wanted.arguments, date=wanted.date)
     template.check()
-    return Replying(tokenizer, template, ends)
+    return Replying(tokenizer, template, turn_ends(places, tokenizer))
 
 
 def _asked(wanted: Generation, replying: Replying, checkpoint: Checkpoint) -> list[Asked]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.engines.base import Engine, Extras, Options, Schedule
 from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
@@ -102,8 +103,7 @@ class NoiseFloor:
             reference = self._baseline.reference(plan, schedule, None)
             assert isinstance(reference, StoredReference)
             job = Job(
-                str(self._checkpoint.path),
-                None,
+                resolve_local(self._checkpoint.path),
                 self._checkpoint.fingerprint,
                 variant.options,
                 self._planned,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.engines.base import Engine, Extras, Options, Progress, Schedule
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.lib.processes import run_apart
@@ -51,8 +52,7 @@ class Job:
     `reference`: the folder of a base to compare with, or None.
     """
 
-    model: str
-    revision: str | None
+    model: ModelFiles
     fingerprint: str
     options: Options
     planned: PlannedText
@@ -73,7 +73,7 @@ def rescore_apart(
 
 def _rescore(send: Callable[[Any], None], job: Job) -> Rescored:
     """Runs, in the child, one engine over all windows of the job's plan."""
-    checkpoint = open_checkpoint(job.model, job.revision, code=job.options.trust_remote_code)
+    checkpoint = open_checkpoint(job.model, code=job.options.trust_remote_code)
     if checkpoint.fingerprint != job.fingerprint:
         raise CheckpointError(f"{checkpoint.source}: has changed since it was opened")
     plan = job.planned.plan

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.engines.base import Options
 from scoremode.errors import (
     EngineError,
@@ -25,12 +26,7 @@ from scoremode.errors import (
     UsageError,
 )
 from scoremode.results.record.sections import now, versions
-from scoremode.results.statistics.agreement import (
-    LIMITS,
-    MIN_TARGETS,
-    difference,
-    logits_of,
-)
+from scoremode.results.statistics.agreement import LIMITS, MIN_TARGETS, difference, logits_of
 from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.runs.models import check_engine, check_quantization
@@ -92,9 +88,8 @@ def verify(
     assert request.reference.dtype == "float32", request.reference.dtype
     tell("open", "")
     check_installation()
-    checkpoint = open_checkpoint(
-        request.model, request.revision, code=request.reference.trust_remote_code
-    )
+    files = resolve_model(request.model, request.revision)
+    checkpoint = open_checkpoint(files, code=request.reference.trust_remote_code)
     for options in request.engines.values():
         check_engine(options, checkpoint)
     # Where vLLM runs, the flag is vLLM's, which has names of its own for its kernels' variants.
@@ -104,13 +99,7 @@ def verify(
     if "vllm" in request.engines and find_spec("vllm") is None:
         raise EngineError("vllm: is not installed: pip install 'scoremode[vllm]'")
     tell("plan", "")
-    planned = plan_text(
-        request.corpus,
-        request.protocol,
-        model=request.model,
-        tokenizer=request.tokenizer,
-        revision=request.revision,
-    )
+    planned = plan_text(request.corpus, request.protocol, model=files, tokenizer=request.tokenizer)
     sample = planned.plan.sample(request.windows, request.seed)
     if sample.scored < MIN_TARGETS:
         raise UsageError(
@@ -133,7 +122,7 @@ def verify(
                 progress(value, total)
 
         tell("start", shown)
-        job = Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
+        job = Job(files, checkpoint.fingerprint, options, drawn)
         return rescore_apart(label, job, receive=receive)
 
     try:

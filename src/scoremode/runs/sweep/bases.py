@@ -60,8 +60,7 @@ class Bases:
 
         Raises ReferenceUnusable, RunFolderError.
         """
-        assert request.reference is not None
-        path = Path(request.reference)
+        path = Path(str(request.reference))
         if is_logits_file(path):
             return open_baseline(request, planned, checkpoint)
         for other, stored in self._open.items():
@@ -103,7 +102,7 @@ def options_of(request: Request) -> dict[str, Any]:
         "full": request.full,
         "noise_floor": request.noise_floor,
         "token_text": request.token_text,
-        "tokenizer": request.tokenizer,
+        "tokenizer": request.tokenizer and str(request.tokenizer),
     }
 
 
@@ -119,8 +118,7 @@ def check_against(record: Mapping[str, Any], request: Request) -> None:
 
     Its reference is a kept one or a file of logits.
     """
-    assert request.reference is not None
-    path = Path(request.reference)
+    path = Path(str(request.reference))
     theirs = record.get("reference") or {}
     if is_logits_file(path):
         wanted, found = LlamaCppReference(path).file.fingerprint, theirs.get("fingerprint")

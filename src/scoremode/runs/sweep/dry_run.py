@@ -14,6 +14,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.header import parts_of
 from scoremode.checkpoint.gguf.names import choose, named_gguf
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.errors import CheckpointError, ScoremodeError, line_of, words_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs
@@ -24,7 +25,6 @@ from scoremode.runs.request import Request
 from scoremode.runs.sweep.manifest import SweepRequest, titles
 from scoremode.runs.sweep.sweep import all_models
 from scoremode.schemes.summary import summarize
-from scoremode.text.hub_client import asked
 
 __all__ = ["cached_only", "foresee", "hub_bytes"]
 
@@ -82,9 +82,9 @@ def _rows(
         if not is_here:
             row["source"] = "hub cache"
         with cached_only(not is_here):
-            checkpoint = open_checkpoint(
-                model, revision, code=request.pairs[0].options.trust_remote_code
-            )
+            files = resolve_model(model, revision)
+            code = request.pairs[0].options.trust_remote_code
+            checkpoint = open_checkpoint(files, code=code)
     # Not hidden: it may be on the hub, and else the row has the line.
     except Exception as error:  # noqa: BLE001
         if not is_here and (model.count("/") == 1 or named_gguf(model)):
@@ -97,7 +97,7 @@ def _rows(
     if request.pairs[0].options.mixes and (why := _undecodable(checkpoint)):
         return [row | {"pair": pair, "state": "failed", "error": why} for pair in pairs]
     return [
-        row | {"pair": n} | _foreseen(checkpoint, pair, records, is_base=is_base)
+        row | {"pair": n} | _foreseen(files, checkpoint, pair, records, is_base=is_base)
         for n, pair in enumerate(request.pairs)
     ]
 
@@ -120,19 +120,16 @@ def _on_hub(model: str, revision: str | None) -> dict[str, Any]:
 
 
 def _foreseen(
-    checkpoint: Checkpoint, pair: Request, records: list[dict[str, Any]], *, is_base: bool
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    pair: Request,
+    records: list[dict[str, Any]],
+    *,
+    is_base: bool,
 ) -> dict[str, Any]:
     """The state of one run, and its seconds by the rate of earlier ones."""
-    source = str(pair.reference) if is_base else checkpoint.source
-    revision = pair.reference_revision if is_base else pair.revision
     try:
-        planned = plan_text(
-            pair.corpus,
-            pair.protocol,
-            model=source if Path(source).exists() else _hub_name(source),
-            tokenizer=pair.tokenizer,
-            revision=revision if not Path(source).exists() else None,
-        )
+        planned = plan_text(pair.corpus, pair.protocol, model=files, tokenizer=pair.tokenizer)
     # Not hidden: the row has the line.
     except Exception as error:  # noqa: BLE001
         return {"state": "failed", "error": line_of(error)}
@@ -147,11 +144,6 @@ def _foreseen(
             ):
                 return {"state": state, "seconds": 0.0 if state == "done" else seconds}
     return {"seconds": seconds}
-
-
-def _hub_name(source: str) -> str:
-    """`hub:ORG/NAME@COMMIT` → `ORG/NAME`."""
-    return source.removeprefix("hub:").partition("@")[0]
 
 
 def _is_of(record: Mapping[str, Any], checkpoint: Checkpoint, plan: str, *, is_base: bool) -> bool:
@@ -212,11 +204,14 @@ def cached_only(wanted: bool = True) -> Iterator[None]:
 
 def hub_bytes(model: str, revision: str | None) -> int:
     """Bytes of the weight files that a run would fetch. Raises CheckpointError."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
+
+    from scoremode.lib.hub import hub_call
 
     repo, wanted = named_gguf(model) or (model, None)
     try:
-        info = asked(partial(HfApi().model_info, repo, revision=revision, files_metadata=True))
+        ask = partial(HfApi().model_info, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        info = hub_call(partial(ask, repo, revision=revision, files_metadata=True))
     except OSError as error:
         raise CheckpointError(
             f"{repo}: not to be had from the hub ({words_of(error, named=False)})"

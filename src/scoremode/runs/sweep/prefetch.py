@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
 from scoremode.runs.finalize import check_texts
@@ -47,25 +48,20 @@ class Prepared:
 
     def _open(self) -> Opened:
         first = self._requests[0]
-        checkpoint = open_checkpoint(
-            first.model, first.revision, code=first.options.trust_remote_code
-        )
+        files = resolve_model(first.model, first.revision)
+        checkpoint = open_checkpoint(files, code=first.options.trust_remote_code)
         check_engine(first.options, checkpoint)
         check_quantization(first.quantization, checkpoint)
         self._checkpoint = checkpoint
         if checkpoint.bytes <= self._free():
             checkpoint.hashing()
-        return Opened(checkpoint, [_planned(request) for request in self._requests])
+        return Opened(checkpoint, [_planned(request, files) for request in self._requests])
 
 
-def _planned(request: Request) -> PlannedText | str:
+def _planned(request: Request, files: ModelFiles) -> PlannedText | str:
     try:
         planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            revision=request.revision,
+            request.corpus, request.protocol, model=files, tokenizer=request.tokenizer
         )
         if request.token_text:
             check_texts(planned.tokenizer)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.gguf.names import gguf_names, named_gguf
+from scoremode.checkpoint.model_files import resolve_model, resolve_tokenizer
 from scoremode.engines.base import Options
 from scoremode.errors import CheckpointError, ScoremodeError, UsageError, line_of
 from scoremode.reference.stored import is_run
@@ -58,6 +59,7 @@ def run_sweep(
     if rule := next((p.protocol.stop_when for p in request.pairs if p.protocol.stop_when), None):
         raise UsageError(f"--stop-when {rule}: is for one MODEL: several are ranked on all windows")
     models = all_models(request.models, first.revision)
+    request = replace(request, pairs=_resolved(request.pairs))
     with held(request.output), ExitStack() as at_end:
         at_end.callback(libraries.settle)
         drop_beginnings(request.output)
@@ -67,6 +69,16 @@ def run_sweep(
             libraries.modules(*first.options.modules)
         _sweep(request, board, Stage(_once(notify), progress, stage))
         return board.outcome()
+
+
+def _resolved(pairs: Sequence[Request]) -> tuple[Request, ...]:
+    """The pairs with the files of the tokenizer and the base that all have, each found once."""
+    first = pairs[0]
+    tokenizer = None if first.tokenizer is None else resolve_tokenizer(first.tokenizer)
+    base = first.base_files()
+    return tuple(
+        replace(pair, tokenizer=tokenizer, reference=base or pair.reference) for pair in pairs
+    )
 
 
 def _once(notify: Callable[[str], None]) -> Callable[[str], None]:
@@ -148,28 +160,26 @@ def _apart(
 def capture_apart(requests: Sequence[Request], stage: Stage) -> list[Path]:
     """The folders of the base's references, one for each of its requests. Raises ScoremodeError."""
     folders = []
+    files = resolve_model(requests[0].model, requests[0].revision)
     for request in requests:
-        checkpoint = open_checkpoint(
-            request.model, request.revision, code=request.options.trust_remote_code
-        )
+        checkpoint = open_checkpoint(files, code=request.options.trust_remote_code)
         planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            revision=request.revision,
+            request.corpus, request.protocol, model=files, tokenizer=request.tokenizer
         )
         output = folder_of_base(request.output, checkpoint, planned, request)
-        folders.append(_measured("the base", replace(request, output=output), stage).folder)
+        captured = replace(request, model=files, output=output)
+        folders.append(_measured("the base", captured, stage).folder)
     return folders
 
 
 def _measure_each(requests: Sequence[Request], board: Board, job: int, stage: Stage) -> None:
     """Runs one model under each pair; what fails is noted."""
+    model = requests[0].model
     for number, request in enumerate(requests):
         board.begin(job, number)
         try:
-            result = _measured(request.model, request, stage)
+            model = resolve_model(model, request.revision)
+            result = _measured(model.name, replace(request, model=model), stage)
         # Not hidden: the entry has the line.
         except Exception as error:  # noqa: BLE001
             board.failed(job, number, line_of(error))
@@ -195,8 +205,7 @@ def _requests(
 def _put_in(pairs: list[Request], folders: list[Path], board: Board) -> None:
     """Has each pair be compared with its reference."""
     for number, folder in enumerate(folders):
-        kept = {"reference": str(folder), "reference_revision": None}
-        pairs[number] = replace(pairs[number], **kept)
+        pairs[number] = replace(pairs[number], reference=str(folder), reference_revision=None)
         board.reference(number, folder)
 
 
@@ -212,14 +221,14 @@ def _options_of_base(pair: Request, models: list[str]) -> Options:
     options, code = pair.options, pair.options.trust_remote_code
     if options.dtype != "auto":
         return options
-    assert pair.reference is not None
-    base = open_checkpoint(pair.reference, pair.reference_revision, code=code)
-    own = options.in_dtype_of(base)
+    base = pair.base_files()
+    assert base is not None
+    own = options.in_dtype_of(open_checkpoint(base, code=code))
     if own.dtype in ("bfloat16", "float16"):
         return options
     for model in models:
         try:
-            checkpoint = open_checkpoint(model, pair.revision, code=code)
+            checkpoint = open_checkpoint(resolve_model(model, pair.revision), code=code)
         # Not hidden: its own entries have the line.
         except ScoremodeError:
             continue

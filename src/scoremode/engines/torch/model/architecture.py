@@ -17,7 +17,7 @@ import torch
 
 from scoremode.checkpoint.config import language_config, layers_of
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.folder import MODELOPT
+from scoremode.checkpoint.model_files import MODELOPT
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel, words_of
 
 __all__ = [

@@ -11,7 +11,7 @@ from support.checkpoint_folders import INDEX, TENSORS, refusal, write
 from support.gguf.files import llama
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.folder import locate, refuse_adapter
+from scoremode.checkpoint.model_files import refuse_adapter, resolve_model
 from scoremode.errors import CheckpointError, UnsupportedFormat
 
 
@@ -91,14 +91,16 @@ def test_a_folders_only_gguf_file_is_its_model(tmp_path, config):
         (tmp_path / "config.json").write_text("{}")
     file = tmp_path / "model-Q4_K_M.gguf"
     file.write_bytes(llama())
-    assert locate(str(tmp_path)) == (file, str(file))
+    files = resolve_model(str(tmp_path))
+    assert (files.path, files.source) == (file, str(file))
     assert open_checkpoint(str(tmp_path)).path == file
 
 
 def test_safetensors_come_before_gguf(tmp_path):
     model = write(tmp_path, {"model.safetensors": TENSORS})
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"")
-    assert locate(model) == (tmp_path, model)
+    files = resolve_model(model)
+    assert (files.path, files.source) == (tmp_path, model)
 
 
 def test_which_of_several_gguf_files(tmp_path):
@@ -110,9 +112,10 @@ def test_which_of_several_gguf_files(tmp_path):
 def test_a_gguf_file_is_a_model(tmp_path):
     file = tmp_path / "model-Q4_K_M.gguf"
     file.write_bytes(llama())
-    assert locate(str(file)) == (file, str(file))
+    files = resolve_model(str(file))
+    assert (files.path, files.source) == (file, str(file))
     with pytest.raises(CheckpointError, match="is a file: --revision v1 has no meaning"):
-        locate(str(file), "v1")
+        resolve_model(str(file), "v1")
 
 
 def test_another_file_is_none(tmp_path):
@@ -143,7 +146,7 @@ def test_a_file_is_no_model(single):
 
 def test_a_folder_has_no_revisions(single):
     with pytest.raises(CheckpointError, match="is a folder: --revision main has no meaning"):
-        locate(single, "main")
+        resolve_model(single, "main")
 
 
 @pytest.mark.parametrize(

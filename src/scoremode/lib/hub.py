@@ -1,0 +1,149 @@
+"""The Hugging Face hub: calls of its library, with their errors in one line, and a revision's commit.
+
+Time-outs are huggingface_hub's own: `HF_HUB_ETAG_TIMEOUT` for a question about a repository,
+`HF_HUB_DOWNLOAD_TIMEOUT` for a download, both ten seconds without a byte where they aren't set. The
+library tries a download again by itself; a question whose answer broke off is asked again here.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from scoremode.errors import ScoremodeError, words_of
+
+__all__ = ["Revision", "find_revision", "hub_call"]
+
+T = TypeVar("T")
+
+# Tries of a call, and seconds between them.
+_TRIES, _PAUSE = 3, 1.0
+
+
+class Revision(NamedTuple):
+    """A repository at one commit.
+
+    - `files`: the names of its files there.
+    - `unreachable`: the hub's error, where its cache was asked instead; `files` are then those that
+      were fetched before.
+    """
+
+    commit: str
+    files: list[str]
+    unreachable: OSError | None = None
+
+
+def hub_call(call: Callable[[], T], *, most: int = _TRIES) -> T:
+    """Returns the result of a `call` of the hub's library. Raises OSError, naming the host, for any
+    error of the library's. `most`: how often it is tried; 1 for a call that must not be made twice."""
+    from huggingface_hub import constants
+
+    _quiet()
+    for tries in range(1, most + 1):
+        try:
+            return call()
+        except ScoremodeError:
+            raise
+        # Not hidden: it is the reason. A server that answers with something else than the hub does is
+        # a KeyError or a TypeError in the library.
+        except Exception as error:
+            if tries < most and _may_pass(error):
+                time.sleep(_PAUSE)
+                continue
+            host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
+            raise OSError(f"{host}: {words_of(_reason(error), 200)}") from error
+    raise AssertionError("the last try returns or raises")
+
+
+def find_revision(
+    repo: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
+) -> Revision:
+    """The commit that a branch, tag or commit of a repository means now, and its files.
+
+    Where the hub can't be reached, the commit that its cache last saw there. Raises OSError for a
+    repository or revision that isn't there, and where neither the hub nor the cache knows it.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    try:
+        info = hub_call(
+            partial(ask, repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        )
+    except OSError as error:
+        reason = error.__cause__
+        if isinstance(reason, RepositoryNotFoundError | RevisionNotFoundError):
+            raise
+        if not isinstance(reason, HTTPError | OfflineModeIsEnabled):
+            raise
+        if (cached := _cached(repo, revision or "main", kind)) is None:
+            raise
+        return Revision(*cached, error)
+    if not isinstance(info.sha, str):
+        raise OSError(f"the hub names no commit of {revision or 'main'}")
+    return Revision(info.sha, _harmless(file.rfilename for file in info.siblings or ()))
+
+
+def _harmless(names: Iterable[str]) -> list[str]:
+    """The names that stand for files below a folder, in characters that can be printed."""
+    return [
+        name
+        for name in names
+        if isinstance(name, str)
+        and name.isprintable()
+        and not name.startswith("/")
+        and "\\" not in name
+        and ".." not in PurePosixPath(name).parts
+    ]
+
+
+def _cached(repo: str, revision: str, kind: str) -> tuple[str, list[str]] | None:
+    """The commit of a revision in the cache, and the files of it that were fetched before."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, f"{kind}s--" + repo.replace("/", "--"))
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        ref = folder / "refs" / revision
+        if not ref.is_file():
+            return None
+        revision = ref.read_text().strip()
+    snapshot = folder / "snapshots" / revision
+    files = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.*")]
+    return (revision, sorted(files)) if files else None
+
+
+def _reason(error: Exception) -> BaseException:
+    """The error's origin: the library's LocalEntryNotFoundError says that nothing is in the cache, and
+    has the connection's own error behind it."""
+    is_cached_only = type(error).__name__ == "LocalEntryNotFoundError"
+    return error.__cause__ if is_cached_only and error.__cause__ is not None else error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tells whether a server said nothing or broke off, so that another try may go well."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return not names.isdisjoint({"TimeoutException", "ReadError", "RemoteProtocolError"})
+
+
+def _quiet() -> None:
+    """Has the library show its bars on a terminal alone, and its warnings on request."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    # In a log a bar would be a line for each of its steps. Who sets the variable has decided.
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not sys.stderr.isatty():
+        disable_progress_bars()
+    # Tries that fail are its warnings, in lines that are not ours; the last one's reason is our error.
+    if "HF_HUB_VERBOSITY" not in os.environ and not constants.HF_DEBUG:
+        logging.set_verbosity_error()
