@@ -141,8 +141,9 @@ class Request:
     def resolved(self) -> "Request":
         """This request with the files of all that it names found: model, tokenizer, base, and the other
         checkpoints of a mixture. A name that occurs twice is looked up once. Raises CheckpointError."""
-        base = self.base_files()
-        known = {} if base is None else {(str(base), self.reference_revision): base}
+        reference, known = self.reference, dict[tuple[str, str | None], ModelFiles]()
+        if isinstance(reference, ModelFiles):
+            known[str(reference), self.reference_revision] = reference
 
         def find(model: str | ModelFiles, revision: str | None) -> ModelFiles:
             key = str(model), revision
@@ -150,11 +151,14 @@ class Request:
                 known[key] = resolve_model(model, revision)
             return known[key]
 
+        model = find(self.model, self.revision)
+        if isinstance(reference, str) and _is_model(reference):
+            reference = find(reference, self.reference_revision)
         return replace(
             self,
-            model=find(self.model, self.revision),
+            model=model,
             tokenizer=None if self.tokenizer is None else resolve_tokenizer(self.tokenizer),
-            reference=base or self.reference,
+            reference=reference,
             swaps=tuple(replace(s, source=find(s.source, s.revision)) for s in self.swaps),
         )
 

@@ -126,7 +126,7 @@ def score_again(
                 options = base.beside(options, drawn)
         engine = _built(checkpoint, options, record["engine"], longest)
         at_end.callback(engine.close)
-        _check_ids(engine, drawn, model)
+        _check_ids(engine, drawn, model.name)
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
         parts = []
         for part in drawn:
