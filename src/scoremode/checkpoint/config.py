@@ -48,14 +48,14 @@ _MOST_LABELS = 100_000
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 # compressed-tensors' older one, and that of MLX' configs, whose newer ones have it twice.
 _QUANTIZATIONS = ("quantization_config", "compression_config", "quantization")
-# What names of a language model's modules begin with in a model that holds others, too.
+# Beginnings of the names of a language model's modules in a model that holds others, too.
 _OUTER = re.compile(r"^((model|language_model|text_model|thinker)\.)+")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIVE = {
     *_LAYERS,
     *("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "vocab_size"),
 }
-# What logits are multiplied or divided by, or bounded to.
+# Factors and bounds of logits.
 _FACTORS = {"logits_scaling", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping"}
 _SIZE = re.compile(
     r"(?:size|dim|heads?|layers?|positions|embeddings|experts|rank|length|embd|ctx)$"
@@ -156,7 +156,7 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
     """A model's number of positions by its config; None where it has no limit or says none."""
-    # What older architectures call it; models without position tables have none of them.
+    # Older architectures' names for it; models without position tables have none of them.
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
     return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 

@@ -83,8 +83,8 @@ class Checkpoint:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """What the config says of quantization, at its top or beside the language model's; else what
-        the file `quantized_by`; else what ModelOpt's own, as a config of that method."""
+        """The config's quantization, at its top or beside the language model's; else that of the file
+        `quantized_by`; else ModelOpt's own, as a config of that method."""
         for _, quantization in quantizations(self.config):
             return quantization
         if self.quantized_by is not None:
@@ -134,7 +134,7 @@ class Checkpoint:
         return self.files.read(self._info(name))
 
     def metadata(self) -> dict[str, str]:
-        """What all weight files have in their headers beside tensors. Raises CheckpointError."""
+        """The entries beside tensors in the headers of all weight files. Raises CheckpointError."""
         return self.files.metadata(self.weight_files)
 
     def read_bytes(self, name: str) -> _Content:

@@ -264,7 +264,7 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def own_config(path: Path) -> tuple[str, dict[str, Any]] | None:
-    """The name of GPTQ's or AWQ's own file in a folder and what it says, as a `quantization_config` of
+    """The name of GPTQ's or AWQ's own file in a folder, and its content as a `quantization_config` of
     its method; None without one. Raises CheckpointError."""
     found = [name for name in _OWN if (path / name).exists()]
     if not found:
@@ -279,7 +279,7 @@ def own_config(path: Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def own_files(path: Path) -> dict[str, dict[str, Any]]:
-    """What quantizers' own files in a folder say, by name. Raises CheckpointError."""
+    """The contents of quantizers' own files in a folder, by name. Raises CheckpointError."""
     return {name: read_json(path / name) for name in _BESIDE if (path / name).exists()}
 
 

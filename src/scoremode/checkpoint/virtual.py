@@ -121,7 +121,7 @@ class Mixture(Checkpoint):
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
-        """As of a checkpoint, with the other ones' files behind their sources' names."""
+        """Hashes as of any checkpoint, the other parts' files prefixed by their sources' names."""
         self.hashing()
         found = dict(self.own.hash_files())
         for part in self.parts[1:]:

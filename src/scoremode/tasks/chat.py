@@ -35,7 +35,7 @@ class ChatPrompts:
 
     @property
     def name(self) -> str:
-        """What tells this template's prompts from another's."""
+        """A name that tells this template's prompts from another's."""
         return self.places[0].name.replace("/", "__")
 
     def prompt(self, messages: Sequence[Mapping[str, str]], *, prompts: bool) -> str:

@@ -266,7 +266,7 @@ def _one_process() -> Iterator[None]:
 
 
 def _dataset_of(task: Any) -> dict[str, Any]:
-    """Where a task's questions are from, and the fingerprints of their splits."""
+    """The source of a task's questions, and the fingerprints of their splits."""
     splits = task.dataset if isinstance(task.dataset, Mapping) else {}
     prints = {str(name): getattr(split, "_fingerprint", None) for name, split in splits.items()}
     return {

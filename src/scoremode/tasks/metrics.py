@@ -17,13 +17,13 @@ from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
 __all__ = ["HarnessResults", "tasks_section"]
 
-# What stands among the harness's metrics of a task and is none.
+# Entries among the harness's metrics of a task that are no metrics.
 _NO_METRICS = {"alias", "name", "sample_len", "sample_count", " "}
 
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """What the harness's `evaluate` returns of one model's answers."""
+    """The results of the harness's `evaluate` for one model's answers."""
 
     results: Mapping[str, Any]
 

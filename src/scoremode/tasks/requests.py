@@ -14,12 +14,12 @@ from scoremode.text.task_requests import TextRequest
 
 __all__ = ["ChatLM", "Key", "answer_of", "key_of", "refusal", "text_requests"]
 
-# Whatever is asked for: what stands before, None for a whole text, and the text that counts.
+# A request: its context, None for a whole text, and the text that counts.
 Key = tuple[str | None, str]
 
 
 class ChatLM(LM):
-    """What is asked for log-likelihoods alone, and writes prompts by the model's chat template."""
+    """A model that answers log-likelihoods alone, and writes prompts by its chat template."""
 
     def __init__(self, speaker: ChatPrompts):
         super().__init__()
@@ -55,7 +55,7 @@ def refusal(tasks: Iterable[str | None]) -> UsageError:
 
 
 def key_of(request: Any) -> Key:
-    """What one of the harness's requests asks for, whoever's it is. `loglikelihood_rolling` has a text
+    """The context and text of one of the harness's requests; `loglikelihood_rolling` has a text
     alone."""
     *context, text = request.args
     return (context[0] if context else None, text)

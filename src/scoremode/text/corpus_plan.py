@@ -100,7 +100,7 @@ def labels_by_row(
         )
     starts = np.array([begin for begin, _ in rows], np.int64)
     row = np.searchsorted(starts, begins, "right") - 1
-    # What stands in front is no target, but for that what is behind has the last row's label.
+    # Tokens in front are no targets; those behind have the last row's label.
     front, behind = (len(side) for side in sides)
     row = np.concatenate([np.zeros(front, np.int64), row, np.full(behind, len(rows) - 1)])
     return Labels.of_places([label for _, label in rows], row)

@@ -114,7 +114,7 @@ class KeptText(Corpus):
         return f"sha256 is {theirs['sha256'][:12]}…, not {ours['sha256'][:12]}…"
 
 
-# What is read of a record, and of which type it is.
+# Fields that are read of a record, and their types.
 _READ: dict[str, type] = {
     "corpus.name": str,
     "corpus.source": str,

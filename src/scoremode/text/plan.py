@@ -212,8 +212,9 @@ class Plan:
         return replace(self.windows_at(order), protocol=protocol)
 
     def arranged(self) -> "Plan":
-        """The same windows of conversations in the order in which they are scored, each ending with its
-        last scored target: no score is of what follows, so the scored targets tell all of a plan."""
+        """This plan of conversations with its windows in the order in which they are scored, each
+        ending with its last scored target: no score is of what follows, so the scored targets tell all
+        of a plan."""
         edges = np.array([self.positions(w)[[0, -1]] for w in range(len(self))], np.int64)
         plan = replace(self, first=edges[:, 0], stop=self.start + edges[:, 1] + 1)
         if self.protocol.seed is None:
@@ -256,7 +257,7 @@ class Plan:
 
     @property
     def draws(self) -> int:
-        """How many of what a seed draws there are: conversations, or windows of a text."""
+        """The number of units that a seed draws: conversations, or windows of a text."""
         return len(self) if self.conversation is None else len(np.unique(self.conversation))
 
     def windows_at(self, windows: NDArray[np.int64]) -> "Plan":

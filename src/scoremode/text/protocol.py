@@ -168,7 +168,8 @@ class Protocol:
 
     @property
     def is_of_requests(self) -> bool:
-        """Whether what is scored are texts behind others, by log-likelihoods: `text.task_requests`."""
+        """Tells whether continuations of contexts are scored, by log-likelihoods:
+        `text.task_requests`."""
         return self.text in ("pages", "requests")
 
     def whole(self) -> "Protocol":

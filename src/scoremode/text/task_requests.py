@@ -77,7 +77,7 @@ class TextRequest:
 
     @property
     def words(self) -> str:
-        """What names it to a reader."""
+        """Its name for a reader."""
         return f"{self.task}, question {self.question}, request {self.place}"
 
 
@@ -285,7 +285,7 @@ def plan_of_requests(
     place = {key: w for w, key in enumerate(order)}
     lengths = np.array([len(ids) // 4 for ids, _ in order], np.int64)
     stop, first = lengths.cumsum(), np.array([first for _, first in order], np.int64)
-    # What engines take rows of windows by that are filled up to one length.
+    # Engines use this for rows of windows that are padded to one length.
     counted = np.arange(int(stop[-1])) - np.repeat(stop - lengths, lengths) >= first.repeat(lengths)
     plan = Plan(
         protocol,

@@ -33,7 +33,7 @@ __all__ = ["Tokenizer", "adopt", "difference", "load_tokenizer", "naming", "side
 
 # The largest vocabularies have 300,000 entries.
 _MOST_IDS = 1 << 22
-# What makes a model draw its tokens, which is for training: of byte pairs and of Unigram.
+# Settings that make a model draw its tokens, which is for training: of byte pairs and of Unigram.
 _DRAWN = ("dropout", "alpha")
 
 
@@ -117,7 +117,8 @@ class Tokenizer:
 
     @cached_property
     def _with_whole_spans(self) -> "tokenizers.Tokenizer":
-        """The same without its post-processor, which may leave blanks out of a token's characters."""
+        """The backend without its post-processor, which may leave blanks out of a token's
+        characters."""
         import tokenizers
         from tokenizers.processors import ByteLevel
 

@@ -185,7 +185,7 @@ class Conversations(Corpus):
 
     def _labels(self, found: Cut, labels: list[str]) -> Labels:
         """The groups of all tokens, by those of all rows."""
-        # What a window was cut off of is no target, and may have any group.
+        # Tokens that no window holds are no targets, and may have any group.
         whose = np.full(len(found.tokens), found.conversation[0], np.int64)
         for start, stop, row in zip(found.start, found.stop, found.conversation, strict=True):
             whose[start:stop] = row
@@ -243,10 +243,9 @@ class Talk:
 
 
 def _spread(found: Cut, tally: Tally) -> dict[str, Any]:
-    """How many targets that a window scores the turns that count have: the least, the median, the
-    most."""
+    """The least, the median and the most targets that a window scores of a turn that counts."""
     counts = np.unique(found.scored, return_counts=True)[1]
-    # Those that have none left are turns as well.
+    # Turns with no target left count as well.
     counts = np.pad(counts, (tally.turns - len(counts), 0))
     return {
         "least": int(counts.min()),
@@ -330,7 +329,7 @@ def record_path(path: Path) -> Path:
 
 
 def generated_by(path: Path, digest: str) -> dict[str, Any] | None:
-    """What a run's record says of the file whose sha256 is `digest`: its `base`, `engine` and
+    """The part of a run's record on the file whose sha256 is `digest`: its `base`, `engine` and
     `sampling`, and the sha256 of the record that says so; None where no record is there, or one of
     another file.
 

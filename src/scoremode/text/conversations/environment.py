@@ -61,7 +61,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _joined(parts: Iterable[Any]) -> str:
-    """What `~`, a macro and `{% set %}…{% endset %}` make of their parts."""
+    """Joins the parts of `~`, of a macro and of `{% set %}…{% endset %}`."""
     pieces, size = [], 0
     for part in parts:
         pieces.append(str(part))

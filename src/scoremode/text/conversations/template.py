@@ -41,7 +41,7 @@ __all__ = ["BEGIN", "DATE", "END", "ChatTemplate", "Rendered", "Scored", "Turn",
 # for a program's own use, so no text has them; one that does is refused.
 BEGIN, END = "\ufdd0", "\ufdd1"
 
-# What templates that ask for today's date are told; Llama 3's is wrong in any case.
+# The date given to templates that ask for today's; Llama 3's is wrong in any case.
 DATE = datetime.date(2025, 1, 1)
 
 # How Python writes an object that has no text of its own, such as a filter's generator or a function.
@@ -83,7 +83,7 @@ class ChatTemplate:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the template's text alone."""
+        """The sha256 of the template's text alone."""
         return sha256(self.jinja.encode()).hexdigest()
 
     @cached_property
@@ -322,8 +322,8 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
 
 
 def _opening(template: ChatTemplate, conversation: Conversation, text: str) -> int:
-    """Where a turn begins in `text` that nothing comes before: behind what the template prompts later
-    replies with, if that stands before what is said."""
+    """The beginning of a turn in `text` that nothing comes before: behind the template's prompt for
+    later replies, if that prompt stands before the turn's words."""
     tools = conversation.tools
     later = [conversation.messages[0], {"role": "user", "content": _PROBE}]
     bare, prompt = (template.render(later, tools, prompts=p).text for p in (False, True))

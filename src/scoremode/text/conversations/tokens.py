@@ -50,7 +50,7 @@ class Tokens:
 
 @dataclass
 class Tally:
-    """How often something was so, over all conversations of a text.
+    """Counts over all conversations of a text.
 
     - `turns`: that count, of which `apart` have a text of their own, `unended` end without a token that
       ends a turn, and `unprompted` begin otherwise than the template prompts for one.
@@ -87,7 +87,7 @@ class Tally:
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """What turns conversations into tokens.
+    """The means to turn conversations into tokens.
 
     - `template`: None where there is none; `ends`: ids of tokens with which a model ends a turn.
     - `scored`: which targets count. `tally`: what is counted meanwhile.
