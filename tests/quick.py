@@ -15,6 +15,8 @@ import pytest
 
 # Seconds of CPU, of a machine with two cores: for all quick tests, and for one of them on any machine.
 BUDGET, LIMIT = 300.0, 20.0
+# Tests of which a run has to have so many to tell its slowest.
+MANY = 1000
 TESTS = Path(__file__).parent
 LIST = TESTS / "slow.txt"
 
@@ -98,6 +100,17 @@ class Quick:
             self._counts[function] += 1
         else:
             self._setups[function.partition("::")[0]] += seconds
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if sum(self._counts.values()) < MANY:
+            return
+        terminalreporter.section("seconds of CPU")
+        total = sum(self._calls.values()) + sum(self._setups.values())
+        terminalreporter.line(
+            f"{total:7.0f}  all, {sum(self._setups.values()):.0f} of them fixtures"
+        )
+        for function in sorted(self._calls, key=lambda f: -self._calls[f])[:30]:
+            terminalreporter.line(f"{self._calls[function]:7.1f}  {function}")
 
     def pytest_sessionfinish(self) -> None:
         if not self._writes:
