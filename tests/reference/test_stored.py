@@ -91,19 +91,21 @@ def test_on_a_cpu_nothing_is_sent(folder):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_gpu_it_is_the_files(folder):
-    # Has taken the pinned memory: to take it the first time waits for the device.
-    first = StoredReference(folder)
-    first.expect([(0, 5)], GPU)
-    first._arrived_head(GPU)
+def test_on_a_gpu_it_is_the_files(folder, monkeypatch):
+    """It comes by a stream of its own: behind the queue it would wait for what is computed."""
+    streams, own = [], StoredReference.head
+
+    def head(kept, device, *entries):
+        streams.append(torch.cuda.current_stream(device))
+        return own(kept, device, *entries)
+
+    monkeypatch.setattr(StoredReference, "head", head)
     kept = StoredReference(folder)
-    torch.cuda.synchronize()
-    # As long as this takes, the queue is not what the head waits for.
-    torch.cuda._sleep(1_000_000_000)
+    torch.cuda._sleep(100_000_000)
     kept.expect([(0, 5)], GPU)
-    head = kept._arrived_head(GPU)
-    assert not torch.cuda.current_stream().query()
-    assert torch.equal(head.weight.cpu(), kept._tensors[0])
+    arrived = kept._arrived_head(GPU)
+    assert streams[0] != torch.cuda.current_stream(GPU)
+    assert torch.equal(arrived.weight.cpu(), kept._tensors[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
