@@ -3,27 +3,8 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from scoremode.cli import (
-    attribute,
-    card,
-    check,
-    compare,
-    demo,
-    generate,
-    inspect,
-    kld,
-    merge,
-    plan,
-    ppl,
-    reference,
-    report,
-    show,
-    status,
-    sweep,
-    tasks,
-    verify,
-)
 from scoremode.cli.flags.devices import is_follower, parsed
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.flags.suggestion import suggestion
@@ -34,24 +15,26 @@ from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
+# Modules of this folder, in the order of the help. Only that of the command that is given is imported.
 _COMMANDS = (
-    *(
-        ppl,
-        kld,
-        attribute,
-        tasks,
-        merge,
-        sweep,
-        reference,
-        generate,
-        show,
-        compare,
-        report,
-        status,
-        check,
-        card,
-    ),
-    *(plan, inspect, verify, demo),
+    "ppl",
+    "kld",
+    "attribute",
+    "tasks",
+    "merge",
+    "sweep",
+    "reference",
+    "generate",
+    "show",
+    "compare",
+    "report",
+    "status",
+    "check",
+    "card",
+    "plan",
+    "inspect",
+    "verify",
+    "demo",
 )
 
 
@@ -80,12 +63,13 @@ def parsed_command(argv: Sequence[str]) -> argparse.Namespace:
     """The flags of a command line without the program's name. Raises UsageError, and SystemExit where
     help was asked for."""
     _check_utf8(argv)
-    return _parser().parse_args(argv)
+    names = argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
+    return _parser(names).parse_args(argv)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one command's flags."""
-    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (commands,) = (a for a in _parser([name])._actions if isinstance(a, argparse._SubParsersAction))
     return commands.choices[name]
 
 
@@ -96,7 +80,7 @@ def settle_imports() -> None:
         module.libraries.settle()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
     parser = Parser(
         prog="scoremode",
         description="Exact perplexity and KL divergence of quantized language models, on the "
@@ -109,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         help="show the version and exit; --version -v: all that a bug report needs",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add_parser(commands)
+    for name in names:
+        import_module(f"scoremode.cli.{name}").add_parser(commands)
     return parser
 
 
