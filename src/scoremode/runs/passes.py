@@ -17,7 +17,6 @@ from scoremode.runs.context import RunContext
 from scoremode.runs.request import Watch
 from scoremode.runs.resume import check_files, files_section, read_part
 from scoremode.runs.shards import share_of
-from scoremode.runs.workers import check_nodes
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -309,6 +308,8 @@ class RunPasses:
             base = context.baseline.settle()
         files = context.checkpoint.hash_files()
         if context.request.ranks is not None:
+            from scoremode.runs.workers import check_nodes
+
             check_nodes(context.request.ranks, context.checkpoint.path, files, base)
         return files
 

@@ -33,7 +33,6 @@ from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress, Watch
 from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder
 from scoremode.runs.shards import shard_section
-from scoremode.runs.workers import check_shared
 from scoremode.startup.clock import StageClock
 
 if TYPE_CHECKING:
@@ -224,6 +223,8 @@ class ScoredRun:
                 folder.write_record(record)
             ranks = context.request.ranks
             if ranks is not None and ranks.place.spans_nodes and context.request.keep is not None:
+                from scoremode.runs.workers import check_shared
+
                 check_shared(ranks, folder.path)
             context.clock.begin("score")
             passes.score()
