@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.gguf.open import GgufFiles
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.engines.kv_formats import AS_DECLARED, KvCache
 from scoremode.engines.torch.device import (
@@ -338,7 +337,8 @@ def is_gguf_checkpoint(checkpoint: Checkpoint) -> bool:
     if isinstance(checkpoint, Mixture):
         return all(map(is_gguf_checkpoint, checkpoint.parts))
     config = checkpoint.quantization or {}
-    return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"
+    # No other checkpoint is a single file.
+    return checkpoint.path.is_file() or config.get("quant_method") == "gguf"
 
 
 def computed_dtype(checkpoint: Checkpoint, options: TorchOptions) -> torch.dtype:
