@@ -8,7 +8,7 @@ from support.programs import lines_of, program
 from scoremode.cli import main as commands
 from scoremode.cli.main import main
 
-NAMES = sorted(command.__name__.rpartition(".")[2] for command in commands._COMMANDS)
+NAMES = sorted(commands._COMMANDS)
 ARGUMENTS = {"compare": ["a", "b"], "kld": ["m", "--reference", "r"], "demo": [],
              "attribute": ["m", "--reference", "r"],
              "merge": ["m", "-o", "out"], "tasks": ["m", "--tasks", "t"]}  # fmt: skip
@@ -24,8 +24,7 @@ def test_whatever_escapes_from_a_command_is_one_line(name, error, capsys, monkey
     def run(args, command):
         raise error
 
-    module = next(c for c in commands._COMMANDS if c.__name__.endswith(name))
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(f"scoremode.cli.{name}.run", run)
     arguments = [name, *ARGUMENTS.get(name, ["m"])]
     assert main(arguments) == 1
     (line,) = lines_of(capsys.readouterr().err)
