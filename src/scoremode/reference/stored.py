@@ -53,11 +53,11 @@ def is_run(path: Path) -> bool:
     return (path / "record.json").is_file()
 
 
-class _Files(Section, kw_only=True):
+class _Files(Section, frozen=True, kw_only=True):
     files: dict[str, str]
 
 
-class _Proven(Section, kw_only=True):
+class _Proven(Section, frozen=True, kw_only=True):
     """The sections by which a kept base is told from others."""
 
     identity: dict[str, Any]

@@ -330,16 +330,16 @@ def _metric_axis(metric: MetricSpec, own: Shown) -> Axis:
 _AXES = {metric.key: _metric_axis(metric, own) for metric, own in shown("page groups")}
 
 
-class _Point(Section, kw_only=True):
+class _Point(Section, frozen=True, kw_only=True):
     predicted: float
     bits_per_weight: float
 
 
-class _Measured(Section, kw_only=True):
+class _Measured(Section, frozen=True, kw_only=True):
     n: Count
 
 
-class _Recipe(Section, kw_only=True):
+class _Recipe(Section, frozen=True, kw_only=True):
     """The fields of a recipe's search that are drawn."""
 
     curve: list[_Point]

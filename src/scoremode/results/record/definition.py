@@ -163,7 +163,7 @@ _Scores = Annotated[
 ]
 
 
-class _Record(Section, kw_only=True, tag_field="status"):
+class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
     """The sections that a record of any status may have."""
 
     schema: Annotated[
@@ -418,7 +418,7 @@ class _Record(Section, kw_only=True, tag_field="status"):
         return str(self.__struct_config__.tag)
 
 
-class Running(_Record, kw_only=True, tag_field="status", tag="running"):
+class Running(_Record, frozen=True, kw_only=True, tag_field="status", tag="running"):
     """A run that is under way, or was killed."""
 
     identity: _Identity
@@ -426,7 +426,7 @@ class Running(_Record, kw_only=True, tag_field="status", tag="running"):
     parts: _Parts
 
 
-class _Scored(_Record, kw_only=True):
+class _Scored(_Record, frozen=True, kw_only=True):
     """A run, or a share of one, that is done."""
 
     engine: _Engine
@@ -437,7 +437,7 @@ class _Scored(_Record, kw_only=True):
         _require("seconds", self.seconds, _STAGES)
 
 
-class Done(_Scored, kw_only=True, tag_field="status", tag="done"):
+class Done(_Scored, frozen=True, kw_only=True, tag_field="status", tag="done"):
     """A whole run that is done."""
 
     metrics: _Metrics
@@ -447,7 +447,7 @@ class Done(_Scored, kw_only=True, tag_field="status", tag="done"):
         _require("metrics", self.metrics, _ALWAYS)
 
 
-class ShardDone(_Scored, kw_only=True, tag_field="status", tag="shard"):
+class ShardDone(_Scored, frozen=True, kw_only=True, tag_field="status", tag="shard"):
     """A share of a run that is done."""
 
     identity: _Identity
@@ -455,7 +455,7 @@ class ShardDone(_Scored, kw_only=True, tag_field="status", tag="shard"):
     shard: _Shard
 
 
-class Invalid(_Record, kw_only=True, tag_field="status", tag="invalid"):
+class Invalid(_Record, frozen=True, kw_only=True, tag_field="status", tag="invalid"):
     """A run whose scores can't be true."""
 
     reason: _Reason

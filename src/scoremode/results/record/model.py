@@ -39,14 +39,14 @@ __all__ = [
 FloatType = Literal["bfloat16", "float16", "float32"]
 
 
-class Device(Section, kw_only=True):
+class Device(Section, frozen=True, kw_only=True):
     type: str
     name: str
     threads: Count | None
     memory_bytes: Count | None = None
 
 
-class KvScales(Section, kw_only=True):
+class KvScales(Section, frozen=True, kw_only=True):
     source: str
     windows: Count | UnsetType = UNSET
     tokens: Count | UnsetType = UNSET
@@ -54,19 +54,19 @@ class KvScales(Section, kw_only=True):
     v: list[list[float] | None] | None = None
 
 
-class KvCache(Section, kw_only=True):
+class KvCache(Section, frozen=True, kw_only=True):
     k: str
     v: str
     layers: Count
     scales: KvScales | None
 
 
-class Activations(Section, kw_only=True):
+class Activations(Section, frozen=True, kw_only=True):
     declared: str | None
     ran: str | None
 
 
-class Product(Section, kw_only=True):
+class Product(Section, frozen=True, kw_only=True):
     format: str
     inputs: str
     product: str
@@ -74,7 +74,7 @@ class Product(Section, kw_only=True):
     linears: Count
 
 
-class TorchEngine(Section, kw_only=True, tag_field="engine", tag="torch"):
+class TorchEngine(Section, frozen=True, kw_only=True, tag_field="engine", tag="torch"):
     """The torch engine as a record describes it."""
 
     torch: str | UnsetType = UNSET
@@ -107,7 +107,7 @@ class TorchEngine(Section, kw_only=True, tag_field="engine", tag="torch"):
     unused_tensors: list[str]
 
 
-class VllmEngine(TorchEngine, kw_only=True, tag_field="engine", tag="vllm"):
+class VllmEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", tag="vllm"):
     """The vLLM engine: all of the torch engine's fields, and its own."""
 
     vllm: str
@@ -121,7 +121,7 @@ class VllmEngine(TorchEngine, kw_only=True, tag_field="engine", tag="vllm"):
     arguments: dict[str, str] | UnsetType = UNSET
 
 
-class TakenModules(Section, kw_only=True):
+class TakenModules(Section, frozen=True, kw_only=True):
     pattern: str
     source: str
     path: str
@@ -131,17 +131,17 @@ class TakenModules(Section, kw_only=True):
     differing: list[str]
 
 
-class Mixture(Section, kw_only=True):
+class Mixture(Section, frozen=True, kw_only=True):
     source: str
     taken: list[TakenModules]
 
 
-class BitsPerWeight(Section, kw_only=True):
+class BitsPerWeight(Section, frozen=True, kw_only=True):
     body: float | None
     file: float | None
 
 
-class Checkpoint(Section, kw_only=True):
+class Checkpoint(Section, frozen=True, kw_only=True):
     """A model's files. Where vLLM alone decodes them there are no bits per weight, by `not_decoded`."""
 
     source: str
@@ -163,12 +163,12 @@ class Checkpoint(Section, kw_only=True):
             raise ValueError("has no bits_per_weight.file")
 
 
-class AddedTokens(Section, kw_only=True):
+class AddedTokens(Section, frozen=True, kw_only=True):
     front: list[Count]
     behind: list[Count]
 
 
-class Tokenizer(Section, kw_only=True):
+class Tokenizer(Section, frozen=True, kw_only=True):
     source: str
     sha256: str
     size: Count
@@ -177,19 +177,19 @@ class Tokenizer(Section, kw_only=True):
     auto_tokenizer: dict[str, Any] | None = None
 
 
-class HeadHashes(Section, kw_only=True):
+class HeadHashes(Section, frozen=True, kw_only=True):
     weight: Sha256
     bias: Sha256 | UnsetType = UNSET
 
 
-class HeadPlace(Section, kw_only=True):
+class HeadPlace(Section, frozen=True, kw_only=True):
     source: str
     path: str
     weight: str
     bias: str | None
 
 
-class Head(Section, kw_only=True):
+class Head(Section, frozen=True, kw_only=True):
     """A kept head: its weight is in a `file` of the run's folder, or in the `checkpoint`."""
 
     vocabulary: Positive
@@ -206,14 +206,14 @@ class Head(Section, kw_only=True):
             raise ValueError("has no file")
 
 
-class Replay(Section, kw_only=True):
+class Replay(Section, frozen=True, kw_only=True):
     rows: Count
     bitwise: bool
     rms: float
     worst: float
 
 
-class ReferenceCheckpoint(Section, kw_only=True):
+class ReferenceCheckpoint(Section, frozen=True, kw_only=True):
     source: str
     path: str | UnsetType = UNSET
     fingerprint: str
@@ -225,7 +225,7 @@ class ReferenceCheckpoint(Section, kw_only=True):
     bits_per_weight: BitsPerWeight | UnsetType = UNSET
 
 
-class Reference(Section, kw_only=True):
+class Reference(Section, frozen=True, kw_only=True):
     kind: str | UnsetType = UNSET
     source: str
     path: str | UnsetType = UNSET
@@ -242,25 +242,25 @@ class Reference(Section, kw_only=True):
     replay: Replay | None = None
 
 
-class StatesFile(Section, kw_only=True):
+class StatesFile(Section, frozen=True, kw_only=True):
     name: str
     rows: Positive
     sha256: Sha256
 
 
-class States(Section, kw_only=True):
+class States(Section, frozen=True, kw_only=True):
     dtype: FloatType
     width: Positive
     rows: Positive
     files: list[StatesFile]
 
 
-class TokensFile(Section, kw_only=True):
+class TokensFile(Section, frozen=True, kw_only=True):
     name: str
     sha256: Sha256
 
 
-class Kept(Section, kw_only=True):
+class Kept(Section, frozen=True, kw_only=True):
     states: States
     head: Head
     tokens: TokensFile | UnsetType = UNSET

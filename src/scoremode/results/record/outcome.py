@@ -28,21 +28,21 @@ __all__ = [
 ]
 
 
-class IdentityDevice(Section, kw_only=True):
+class IdentityDevice(Section, frozen=True, kw_only=True):
     type: str
     name: str
 
 
-class IdentityEngine(Section, kw_only=True):
+class IdentityEngine(Section, frozen=True, kw_only=True):
     device: IdentityDevice
 
 
-class IdentityShard(Section, kw_only=True):
+class IdentityShard(Section, frozen=True, kw_only=True):
     number: Positive
     of: Positive
 
 
-class Identity(Section, kw_only=True):
+class Identity(Section, frozen=True, kw_only=True):
     checkpoint: str | UnsetType = UNSET
     plan: str | UnsetType = UNSET
     conversations: dict[str, Any] | UnsetType = UNSET
@@ -59,7 +59,7 @@ class Identity(Section, kw_only=True):
     shard: IdentityShard | UnsetType = UNSET
 
 
-class GroupIntervals(Section, kw_only=True):
+class GroupIntervals(Section, frozen=True, kw_only=True):
     blocks: Count
     block_length: Positive
     rule: str
@@ -67,7 +67,7 @@ class GroupIntervals(Section, kw_only=True):
     autocorrelation: dict[str, float | None]
 
 
-class Intervals(Section, kw_only=True):
+class Intervals(Section, frozen=True, kw_only=True):
     blocks: Count | UnsetType = UNSET
     block_length: Positive
     rule: str | UnsetType = UNSET
@@ -77,14 +77,14 @@ class Intervals(Section, kw_only=True):
     groups: GroupIntervals | UnsetType = UNSET
 
 
-class Look(Section, kw_only=True):
+class Look(Section, frozen=True, kw_only=True):
     windows: Positive
     value: float
     ci95: tuple[float, float] | None
     met: bool
 
 
-class Stopping(Section, kw_only=True):
+class Stopping(Section, frozen=True, kw_only=True):
     rule: str
     seed: Count
     method: str
@@ -94,7 +94,7 @@ class Stopping(Section, kw_only=True):
     looks: list[Look]
 
 
-class Gate(Section, kw_only=True):
+class Gate(Section, frozen=True, kw_only=True):
     name: str
     metric: str
     limit: float
@@ -105,7 +105,7 @@ class Gate(Section, kw_only=True):
     note: str | None
 
 
-class Group(Section, kw_only=True, rename={"from_": "from"}):
+class Group(Section, frozen=True, kw_only=True, rename={"from_": "from"}):
     group: str
     from_: float | UnsetType = UNSET
     to: float | None = None
@@ -122,11 +122,11 @@ class Group(Section, kw_only=True, rename={"from_": "from"}):
     kld_p999: Metric | UnsetType = UNSET
 
 
-class Thresholds(Section, kw_only=True):
+class Thresholds(Section, frozen=True, kw_only=True):
     confident: Fraction
 
 
-class NoiseFloor(Section, kw_only=True):
+class NoiseFloor(Section, frozen=True, kw_only=True):
     change: str | UnsetType = UNSET
     words: str
     kld: Metric
@@ -137,19 +137,19 @@ class NoiseFloor(Section, kw_only=True):
     engine: dict[str, Any] | UnsetType = UNSET
 
 
-class Part(Section, kw_only=True):
+class Part(Section, frozen=True, kw_only=True):
     sha256: Sha256
     states: Sha256 | UnsetType = UNSET
 
 
-class ScoresFile(Section, kw_only=True):
+class ScoresFile(Section, frozen=True, kw_only=True):
     name: str
     rows: Positive
     sha256: Sha256
     token_text: bool | UnsetType = UNSET
 
 
-class WorstTarget(Section, kw_only=True):
+class WorstTarget(Section, frozen=True, kw_only=True):
     window: Count
     position: Positive
     index: Count

@@ -48,7 +48,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object of a record with its declared fields as attributes, read only."""
 
 
-class Metric(Section, kw_only=True):
+class Metric(Section, frozen=True, kw_only=True):
     """A number, its 95 % interval, and how many it is the mean of; `note`: why it has no interval."""
 
     value: float

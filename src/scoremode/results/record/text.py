@@ -44,20 +44,20 @@ __all__ = [
 ContextLength = Annotated[int, Meta(ge=2, le=2**31 - 1)]
 
 
-class CorpusText(Section, kw_only=True):
+class CorpusText(Section, frozen=True, kw_only=True):
     rule: str
     sha256: str
     bytes: Count
 
 
-class Generated(Section, kw_only=True):
+class Generated(Section, frozen=True, kw_only=True):
     base: dict[str, Any]
     engine: dict[str, Any]
     sampling: dict[str, Any]
     record_sha256: Sha256
 
 
-class Template(Section, kw_only=True):
+class Template(Section, frozen=True, kw_only=True):
     source: str
     sha256: str
     arguments: dict[str, Any]
@@ -65,13 +65,13 @@ class Template(Section, kw_only=True):
     given: bool
 
 
-class TurnTargets(Section, kw_only=True):
+class TurnTargets(Section, frozen=True, kw_only=True):
     least: Count
     median: float
     most: Count
 
 
-class Conversations(Section, kw_only=True):
+class Conversations(Section, frozen=True, kw_only=True):
     template: Template | None
     read: Count
     ends: list[Count]
@@ -94,7 +94,7 @@ class Conversations(Section, kw_only=True):
     turn_targets: TurnTargets | UnsetType = UNSET
 
 
-class Corpus(Section, kw_only=True):
+class Corpus(Section, frozen=True, kw_only=True):
     name: str
     source: str | None = None
     source_sha256: str | None = None
@@ -110,7 +110,7 @@ class Corpus(Section, kw_only=True):
     conversations: Conversations | UnsetType = UNSET
 
 
-class Protocol(Section, kw_only=True):
+class Protocol(Section, frozen=True, kw_only=True):
     name: str
     text: str | UnsetType = UNSET
     bos: str | UnsetType = UNSET
@@ -131,7 +131,7 @@ class Protocol(Section, kw_only=True):
     sha256: str | UnsetType = UNSET
 
 
-class PlannedWindows(Section, kw_only=True):
+class PlannedWindows(Section, frozen=True, kw_only=True):
     windows: Positive
     scored: Positive
     unique: Positive
@@ -139,7 +139,7 @@ class PlannedWindows(Section, kw_only=True):
     conversations: Positive | UnsetType = UNSET
 
 
-class Plan(Section, kw_only=True):
+class Plan(Section, frozen=True, kw_only=True):
     tokens: Count
     windows: Positive
     scored: Positive
@@ -153,7 +153,7 @@ class Plan(Section, kw_only=True):
     labels: dict[str, Count] | UnsetType = UNSET
 
 
-class Schedule(Section, kw_only=True):
+class Schedule(Section, frozen=True, kw_only=True):
     pass_windows: Positive
     batch_windows: Positive
     chunk_tokens: Positive | UnsetType = UNSET
@@ -164,13 +164,13 @@ class Schedule(Section, kw_only=True):
     row_tokens: Positive | UnsetType = UNSET
 
 
-class ScheduleChange(Section, kw_only=True):
+class ScheduleChange(Section, frozen=True, kw_only=True):
     after_passes: Count
     batch_windows_before: Positive
     reason: str
 
 
-class Share(Section, kw_only=True):
+class Share(Section, frozen=True, kw_only=True):
     """A share of a run. `passes` and `windows`: the first, and the one behind the last."""
 
     number: Positive
@@ -180,12 +180,12 @@ class Share(Section, kw_only=True):
     targets: Positive
 
 
-class Shard(Share, kw_only=True):
+class Shard(Share, frozen=True, kw_only=True):
     of: Positive
     batches_sha256: Sha256
 
 
-class MergedShard(Share, kw_only=True):
+class MergedShard(Share, frozen=True, kw_only=True):
     run: str
     record_sha256: Sha256
     scores_sha256: Sha256
@@ -197,11 +197,11 @@ class MergedShard(Share, kw_only=True):
     seconds: dict[str, float]
 
 
-class Merged(Section, kw_only=True):
+class Merged(Section, frozen=True, kw_only=True):
     shards: list[MergedShard]
 
 
-class Calibration(Section, kw_only=True):
+class Calibration(Section, frozen=True, kw_only=True):
     name: str
     source: str
     source_sha256: Sha256
@@ -214,14 +214,14 @@ class Calibration(Section, kw_only=True):
     labels: dict[str, Fraction] | UnsetType = UNSET
 
 
-class Prefix(Section, kw_only=True, rename={"token_kind": "is"}):
+class Prefix(Section, frozen=True, kw_only=True, rename={"token_kind": "is"}):
     id: Count
     token: str | None
     # JSON's `is`: the tokenizer's BOS or EOS.
     token_kind: str
 
 
-class RequestsFile(Section, kw_only=True):
+class RequestsFile(Section, frozen=True, kw_only=True):
     name: str
     rows: Positive
     sha256: Sha256
@@ -229,20 +229,20 @@ class RequestsFile(Section, kw_only=True):
     prefix: Prefix | None = None
 
 
-class DataSet(Section, kw_only=True):
+class DataSet(Section, frozen=True, kw_only=True):
     path: str | None
     name: str | None
     fingerprints: dict[str, str]
 
 
-class BaseTask(Section, kw_only=True):
+class BaseTask(Section, frozen=True, kw_only=True):
     """A task's or a group's metrics of the base, and their standard errors."""
 
     metrics: dict[str, float]
     stderr: dict[str, float]
 
 
-class Pairs(Section, kw_only=True):
+class Pairs(Section, frozen=True, kw_only=True):
     """A metric of a task's questions, of model and base in pairs."""
 
     difference: Metric
@@ -252,14 +252,14 @@ class Pairs(Section, kw_only=True):
     changed: Count | UnsetType = UNSET
 
 
-class Judged(BaseTask, kw_only=True):
+class Judged(BaseTask, frozen=True, kw_only=True):
     """A task's or a group's metrics, and the base's."""
 
     base: BaseTask | UnsetType = UNSET
     pairs: dict[str, Pairs] | UnsetType = UNSET
 
 
-class Task(Judged, kw_only=True):
+class Task(Judged, frozen=True, kw_only=True):
     questions: Positive
     requests: Positive
     requests_sha256: Sha256
@@ -269,11 +269,11 @@ class Task(Judged, kw_only=True):
     kld: Metric | UnsetType = UNSET
 
 
-class TaskGroup(Judged, kw_only=True):
+class TaskGroup(Judged, frozen=True, kw_only=True):
     tasks: list[str]
 
 
-class Harness(Section, kw_only=True):
+class Harness(Section, frozen=True, kw_only=True):
     lm_eval: str
     tasks: list[str]
     num_fewshot: Count | None
@@ -283,20 +283,20 @@ class Harness(Section, kw_only=True):
     system: str | None
 
 
-class AnswersFile(Section, kw_only=True):
+class AnswersFile(Section, frozen=True, kw_only=True):
     name: str
     rows: Count
     sha256: Sha256
 
 
-class Tasks(Section, kw_only=True):
+class Tasks(Section, frozen=True, kw_only=True):
     harness: Harness
     tasks: dict[str, Task]
     groups: dict[str, TaskGroup]
     answers: AnswersFile
 
 
-class Pages(Section, kw_only=True):
+class Pages(Section, frozen=True, kw_only=True):
     pages: Positive
     words: Positive
     bytes: Positive

@@ -25,11 +25,11 @@ from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
 __all__ = ["merge", "merged_record"]
 
 
-class _Named(Section, kw_only=True):
+class _Named(Section, frozen=True, kw_only=True):
     name: str
 
 
-class _Work(Section, kw_only=True):
+class _Work(Section, frozen=True, kw_only=True):
     """The fields of a base's engine that add up over shards."""
 
     tokens: Count

@@ -40,12 +40,12 @@ SCHEMA_VERSION = 1
 
 
 # What a second run takes from a record's engine.
-class _Torch(Section, kw_only=True, tag_field="engine", tag="torch"):
+class _Torch(Section, frozen=True, kw_only=True, tag_field="engine", tag="torch"):
     dtype: FloatType
     arithmetic: Literal["weights", "weights+activations", "llama.cpp"]
 
 
-class _Vllm(Section, kw_only=True, tag_field="engine", tag="vllm"):
+class _Vllm(Section, frozen=True, kw_only=True, tag_field="engine", tag="vllm"):
     dtype: FloatType
 
 

@@ -122,7 +122,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-class _Header(Section, kw_only=True):
+class _Header(Section, frozen=True, kw_only=True):
     """The fields of a manifest that are read before its entries."""
 
     schema: str
