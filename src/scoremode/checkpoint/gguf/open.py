@@ -68,7 +68,7 @@ class GgufFiles:
             raw = raw.clone()
         return raw.view(dtype).view(info.shape)
 
-    def metadata(self, shards: Iterable[Path]) -> dict[str, str]:
+    def metadata(self, files: Iterable[Path]) -> dict[str, str]:
         """The metadata that is one value each."""
         return {
             key: str(value)

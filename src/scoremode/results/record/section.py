@@ -15,7 +15,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -41,8 +41,6 @@ Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Fraction = Annotated[float, Meta(ge=0)]
 Sha256 = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
 
-T = TypeVar("T")
-
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object of a record with its declared fields as attributes, read only."""
@@ -62,8 +60,9 @@ def words(text: str) -> Meta:
     return Meta(description=text)
 
 
-def decode(value: Any, kind: type[T]) -> T:
-    """`value`, as a JSON parser gives it, as a `kind`. Raises ValueError with the words of `misfit`."""
+def decode(value: Any, kind: Any) -> Any:
+    """`value`, as a JSON parser gives it, as a `kind`: a section, or a union of some. Raises ValueError
+    with the words of `misfit`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -46,7 +46,7 @@ class KeptOnce(StoredReference):
             arriving.wait()
         self._arriving.clear()
         self._heads.clear()
-        self._aheads.clear()
+        self._prefetches.clear()
 
 
 class Bases:
