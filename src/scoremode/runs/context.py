@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["EngineFactory", "RunContext", "agree", "engine_factory", "identity_of"]
+__all__ = ["EngineFactory", "RunContext", "agree", "engine_factory", "identity_of", "import_engine"]
 
 EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
@@ -34,14 +34,20 @@ def engine_factory(
 ) -> EngineFactory:
     """Makes the engine of `options`, as one of `ranks` where there are some.
 
-    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
+    Its imports come first (`import_engine`).
     """
-    libraries.wait()
-    for name in options.modules:
-        import_module(name)
+    import_engine(options)
     return lambda checkpoint, vocabulary: options.make(
         checkpoint, vocabulary, planned.plan, notify, ranks
     )
+
+
+def import_engine(options: Options) -> None:
+    """Imports what an engine of `options` needs, when the imports that have begun beside are done: from
+    here on there is one thread that imports."""
+    libraries.wait()
+    for name in options.modules:
+        import_module(name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,21 +7,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.model_files import resolve_model
-from scoremode.errors import RunFolderError, ScoremodeError, UsageError
+from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.lib.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RunFolder
-from scoremode.runs.context import engine_factory
+from scoremode.runs.context import engine_factory, import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
+from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text, planned_text
 from scoremode.runs.request import (
     Request,
     Result,
     TotalProgress,
     Watch,
-    check_sharding,
-    check_stopping,
+    check_request,
 )
 from scoremode.runs.run import run_plan
 from scoremode.startup.clock import StageClock, Tell
@@ -31,7 +29,6 @@ __all__ = [
     "follow",
     "measure",
     "measure_apart",
-    "planned_text",
 ]
 
 
@@ -54,47 +51,37 @@ def measure(
     clock.begin("open")
     # Before anything is loaded, or fetched from the hub.
     check_installation()
-    check_stopping(request)
-    check_sharding(request)
+    check_request(request)
     request = request.resolved()
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
-        planned = planned_text(request)
+        planned = planned_text(request, checkpoint)
         for note in planned.notes:
             notify(note)
         clock.begin("import")
+        import_engine(request.options)
         options, baseline = request.options, None
         # Several ranks wait for a pass's states to be written.
         if request.keep is not None and request.ranks is None:
             options = options.keeping()
-        make_engine = engine_factory(options, planned, notify, request.ranks)
         if request.reference is not None:
-            from scoremode.runs.baselines import needs_capture, open_baseline
+            # Here, since it needs torch.
+            from scoremode.runs.baselines import open_baseline
 
             clock.begin("base")
             kept = None
-            if needs_capture(request):
-                if (rule := request.protocol.stop_when) is not None:
-                    raise UsageError(
-                        f"--stop-when {rule}: with --engine vllm the base runs first, over all "
-                        "windows: keep it with scoremode reference, and give that as --reference"
-                    )
-                if (shard := request.shard) is not None:
-                    raise UsageError(
-                        f"--shard {shard}: with --engine vllm the base runs first, over all windows: "
-                        "keep it with scoremode reference, and give that as --reference"
-                    )
+            if request.captures_base:
                 alike = replace(request, options=request.options.in_dtype_of(checkpoint))
                 kept = at_end.enter_context(_captured(alike, planned, clock, progress, notify))
             baseline = open_baseline(request, planned, checkpoint, kept)
             at_end.callback(baseline.close)
-            make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
+            options = baseline.beside(options)
         return run_plan(
             request,
             checkpoint,
             planned,
-            make_engine,
+            engine_factory(options, planned, notify, request.ranks),
             baseline=baseline,
             progress=progress,
             notify=notify,
@@ -112,28 +99,17 @@ def follow(request: Request) -> None:
     checkpoint = opened_model(request)
     hashes = request.ranks is not None and request.ranks.place.leads_node
     with preparing(checkpoint, request.options, hashes=hashes):
-        planned, baseline, options = planned_text(request), None, request.options
-        # First, since it waits for the imports, which a base in this process needs as well.
-        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
+        planned, baseline, options = planned_text(request, checkpoint), None, request.options
+        import_engine(options)
         if request.reference is not None:
             from scoremode.runs.baselines import open_baseline
 
             baseline = open_baseline(request, planned, checkpoint)
             options = baseline.beside(options)
-            make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         from scoremode.runs.workers import follow_plan
 
+        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         follow_plan(request, checkpoint, planned, make_engine, baseline)
-
-
-def planned_text(request: Request) -> PlannedText:
-    """The request's text, cut into windows for its model. Raises ScoremodeError."""
-    return plan_text(
-        request.corpus,
-        request.protocol,
-        model=resolve_model(request.model, request.revision),
-        tokenizer=request.tokenizer,
-    )
 
 
 @contextmanager
@@ -164,7 +140,9 @@ def _captured(
         judge=None,
         keep="stored",
     )
-    base = planned_text(capture)
+    base = plan_text(
+        capture.corpus, capture.protocol, model=capture.model, tokenizer=capture.tokenizer
+    )
     tokens, text = base.plan.tokens, base.text_sha256
     check_same_tokens(planned, tokens, text, str(request.reference), base.tokenizer, base.chat)
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))

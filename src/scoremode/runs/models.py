@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.model_files import ModelFiles, resolve_model
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
 from scoremode.engines.torch.options import LiveOptions, TorchOptions
@@ -64,19 +64,19 @@ def _swap(words: str) -> Swap:
 
 
 def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
-    """The request's checkpoint, or mixture, which its engine reads. Raises ScoremodeError."""
+    """The checkpoint, or mixture, of a request whose names are resolved. Raises ScoremodeError, also
+    where its engine doesn't read such files."""
     if isinstance(request.options, LiveOptions):
         return request.options.checkpoint
     code = request.options.trust_remote_code
-    files = resolve_model(request.model, request.revision)
-    checkpoint = opened(files, request.swaps, code=code, notify=notify)
+    checkpoint = opened(request.model, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)
     check_quantization(request.quantization, checkpoint)
     return checkpoint
 
 
 def opened(
-    model: ModelFiles,
+    model: str | ModelFiles,
     swaps: Sequence[Swap],
     *,
     code: bool,
@@ -89,13 +89,12 @@ def opened(
         return own
     from scoremode.schemes.mixing import Take, mixed
 
-    others: dict[ModelFiles, Checkpoint] = {}
+    others: dict[str | ModelFiles, Checkpoint] = {}
     takes = []
     for swap in swaps:
-        files = resolve_model(swap.source, swap.revision)
-        if files not in others:
-            others[files] = open_checkpoint(files)
-        other = others[files]
+        if swap.source not in others:
+            others[swap.source] = open_checkpoint(swap.source)
+        other = others[swap.source]
         if swap.fingerprint not in (None, other.fingerprint):
             raise CheckpointError(
                 f"{swap.flag} {swap.pattern}: {other.source} is not the base any more: its fingerprint "

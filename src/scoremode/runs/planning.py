@@ -1,6 +1,6 @@
 """Makes a plan of a text and a model's name, with no weights and no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from scoremode.checkpoint.chat_template import chat_template, special_tokens, turn_ends
 from scoremode.checkpoint.config import language_config, longest_of, positions_of
-from scoremode.checkpoint.files import config_of
-from scoremode.checkpoint.model_files import ModelFiles, resolve_local, tokenizer_places
+from scoremode.checkpoint.files import Checkpoint, config_of
+from scoremode.checkpoint.model_files import (
+    ModelFiles,
+    resolve_local,
+    tokenizer_places,
+)
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
+from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.corpus import Corpus
 from scoremode.text.corpus_plan import plan_of, texts_sha256
@@ -23,7 +28,7 @@ from scoremode.text.protocol import Protocol
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, page_corpus
 from scoremode.text.tokenizer import Tokenizer, difference
 
-__all__ = ["PlannedText", "check_same_tokens", "plan_text", "prefix_of"]
+__all__ = ["PlannedText", "check_same_tokens", "plan_text", "planned_text", "prefix_of"]
 
 # Rules of what is no text.
 _APART = ("conversations", "requests")
@@ -93,6 +98,14 @@ class PlannedText:
         }
 
 
+def planned_text(request: Request, checkpoint: Checkpoint) -> PlannedText:
+    """The text of a request whose names are resolved, cut into windows for its model, by the config of
+    the model's open checkpoint. Raises CorpusError, TokenizerError, ProtocolError."""
+    places = tokenizer_places(request.tokenizer, resolve_local(request.model))
+    config = checkpoint.text_config
+    return _planned(request.corpus, request.protocol, config, places, str(request.model))
+
+
 def plan_text(
     corpus: Corpus,
     protocol: Protocol,
@@ -106,25 +119,32 @@ def plan_text(
     `tokenizer`: one in place of the model's own. Raises CorpusError, TokenizerError, ProtocolError,
     CheckpointError.
     """
-    positions = longest = vocabulary = None
     files = None if model is None else resolve_local(model)
-    if files is not None:
-        config = language_config(config_of(files))
-        positions, longest = positions_of(config), longest_of(config)
-        vocabulary = config.get("vocab_size")
-    places = tokenizer_places(tokenizer, files)
+    config = {} if files is None else language_config(config_of(files))
+    return _planned(corpus, protocol, config, tokenizer_places(tokenizer, files), str(model))
+
+
+def _planned(
+    corpus: Corpus,
+    protocol: Protocol,
+    config: Mapping[str, Any],
+    places: Sequence[ModelFiles],
+    model: str,
+) -> PlannedText:
+    """The plan of a text.
+
+    - `config`: the language model's, empty without a model; `model`: its name.
+    - `places`: where a tokenizer and a chat template may lie, the tokenizer's first.
+    """
+    _check_kind(corpus, protocol)
     if not places:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
+    positions, longest = positions_of(config), longest_of(config)
+    vocabulary = config.get("vocab_size")
     resolved = protocol.resolve(positions, longest)
     most = None if positions is None else max(positions, longest or 0)
     loaded = _tokenizer(corpus, places[0])
     chat, asked, lines = None, None, ()
-    kind = _kind(corpus)
-    wanted = resolved.text if resolved.text in _APART else "a text"
-    if wanted != kind:
-        raise ProtocolError(
-            f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}"
-        )
     if resolved.is_of_requests:
         texts = _pages_of(corpus, resolved)
         wanted = page_corpus(texts) if texts else corpus
@@ -147,7 +167,7 @@ def plan_text(
         plan = plan_of(corpus, loaded, resolved)
         digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
     if resolved.text == "conversations" and most is not None:
-        _check_lengths(plan, most, str(model))
+        _check_lengths(plan, most, model)
     largest = int(plan.tokens.max())
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
@@ -184,15 +204,20 @@ def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:
     return corpus.texts("pages")
 
 
-def _kind(corpus: Corpus) -> str:
-    """The text rule of a corpus that no rule of texts is for; of any other, that it is a text."""
+def _check_kind(corpus: Corpus, protocol: Protocol) -> None:
+    """Raises ProtocolError where the protocol is for another kind of corpus than this one."""
+    kind = "a text"
     if isinstance(corpus, RequestCorpus):
-        return "requests"
-    if isinstance(corpus, Conversations):
-        return "conversations"
-    if isinstance(corpus, KeptText) and corpus.plan.protocol.text in _APART:
-        return corpus.plan.protocol.text
-    return "a text"
+        kind = "requests"
+    elif isinstance(corpus, Conversations):
+        kind = "conversations"
+    elif isinstance(corpus, KeptText) and corpus.plan.protocol.text in _APART:
+        kind = corpus.plan.protocol.text
+    wanted = protocol.text if protocol.text in _APART else "a text"
+    if wanted != kind:
+        raise ProtocolError(
+            f"protocol {protocol.name} is for {protocol.text}, and {corpus.name} is {kind}"
+        )
 
 
 def prefix_of(files: ModelFiles, tokenizer: Tokenizer) -> int | None:

@@ -32,6 +32,7 @@ __all__ = [
     "Swap",
     "TotalProgress",
     "Watch",
+    "check_request",
     "check_sharding",
     "check_stopping",
 ]
@@ -130,6 +131,15 @@ class Request:
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None
 
+    @property
+    def captures_base(self) -> bool:
+        """Tells whether the base is a model that the request's engine can't run beside another."""
+        reference = self.reference
+        is_model = isinstance(reference, ModelFiles) or (
+            reference is not None and _is_model(reference)
+        )
+        return is_model and not self.options.runs_beside
+
     def base_files(self) -> ModelFiles | None:
         """The files of a base that is a model; None of a kept reference, and where there is no base.
         Raises CheckpointError."""
@@ -177,6 +187,20 @@ class Result:
 
     folder: Path
     record: dict[str, Any]
+
+
+def check_request(request: Request) -> None:
+    """Raises UsageError where a request asks for what can't be had together, ProtocolError for a rule
+    to stop by that is none."""
+    check_stopping(request)
+    check_sharding(request)
+    asked = {"--stop-when": request.protocol.stop_when, "--shard": request.shard}
+    for flag, value in asked.items():
+        if value is not None and request.captures_base:
+            raise UsageError(
+                f"{flag} {value}: with --engine vllm the base runs first, over all windows: keep it "
+                "with scoremode reference, and give that as --reference"
+            )
 
 
 def check_stopping(request: Request) -> None:

@@ -29,10 +29,9 @@ from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.sections import now
 from scoremode.runs.baselines.base import ModelBaseline
-from scoremode.runs.context import RunContext, engine_factory
-from scoremode.runs.measure import planned_text
+from scoremode.runs.context import RunContext, engine_factory, import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText
+from scoremode.runs.planning import PlannedText, planned_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
 from scoremode.schemes.mixing import differing
@@ -80,13 +79,13 @@ def attribute(
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options):
         clock.begin("plan")
-        planned = planned_text(request)
+        planned = planned_text(request, checkpoint)
         if planned.plan.conversation is not None:
             raise UsageError("attribute: takes a text; conversations and tasks are not supported")
         for note in planned.notes:
             notify(note)
         clock.begin("import")
-        engine_factory(request.options, planned, notify)
+        import_engine(request.options)
         clock.begin("base")
         baseline = _baseline(request, planned, checkpoint)
         try:

@@ -18,13 +18,7 @@ from scoremode.runs.baselines.base import Baseline, LlamaCppBaseline, ModelBasel
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
-__all__ = ["Baseline", "common_softmax", "is_logits_file", "needs_capture", "open_baseline"]
-
-
-def needs_capture(request: Request) -> bool:
-    """Tells whether the base is a model that the request's engine can't run beside another."""
-    path = Path(str(request.reference))
-    return not (request.options.runs_beside or is_run(path) or is_logits_file(path))
+__all__ = ["Baseline", "common_softmax", "is_logits_file", "open_baseline"]
 
 
 def open_baseline(

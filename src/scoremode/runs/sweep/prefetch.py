@@ -5,16 +5,16 @@ where the engine finds them; a model that has no room there beside what is in us
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.model_files import ModelFiles, resolve_model
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
 from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import PlannedText, planned_text
 from scoremode.runs.request import Request
 
 __all__ = ["Opened", "Prepared", "free_memory"]
@@ -55,14 +55,13 @@ class Prepared:
         self._checkpoint = checkpoint
         if checkpoint.bytes <= self._free():
             checkpoint.hashing()
-        return Opened(checkpoint, [_planned(request, files) for request in self._requests])
+        requests = [replace(request, model=files) for request in self._requests]
+        return Opened(checkpoint, [_planned(request, checkpoint) for request in requests])
 
 
-def _planned(request: Request, files: ModelFiles) -> PlannedText | str:
+def _planned(request: Request, checkpoint: Checkpoint) -> PlannedText | str:
     try:
-        planned = plan_text(
-            request.corpus, request.protocol, model=files, tokenizer=request.tokenizer
-        )
+        planned = planned_text(request, checkpoint)
         if request.token_text:
             check_texts(planned.tokenizer)
     # Not hidden: it is this model's result under this text, and the others go on.
