@@ -72,7 +72,7 @@ def test_the_sdist_holds_tracked_files_alone_and_all_that_tests_and_builds_need(
         names = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
     assert names <= tree
     left_out = {n for n in tree - names if not n.startswith((".ci/", ".github/"))}
-    assert left_out <= {".dockerignore", ".gitignore", "Dockerfile"}
+    assert left_out <= {".dockerignore", ".gitignore", ".pre-commit-config.yaml", "Dockerfile"}
 
 
 def test_the_sdist_gives_the_wheel_of_the_tree_wherever_it_is_built(built, tmp_path):
