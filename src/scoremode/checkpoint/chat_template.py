@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.config import read_json
-from scoremode.checkpoint.gguf.open import gguf_metadata
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.errors import TokenizerError
 from scoremode.lib.files import MOST_JSON, read_regular
@@ -54,7 +53,7 @@ def special_tokens(files: ModelFiles, tokenizer: Tokenizer) -> dict[str, str]:
     `bos_token`. Raises CheckpointError."""
     if not files.is_gguf:
         return _special_tokens(_object(files.folder / _CONFIG), _object(files.folder / _MAP))
-    metadata, tokens = gguf_metadata(files.path), {}
+    metadata, tokens = _gguf_metadata(files), {}
     for name in ("bos", "eos", "unknown", "padding"):
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
         text = None if token_id is None else tokenizer.backend.id_to_token(int(token_id))
@@ -72,7 +71,7 @@ def turn_ends(places: Sequence[ModelFiles], tokenizer: Tokenizer) -> frozenset[i
 def _template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:
     tokens = special_tokens(files, tokenizer)
     if files.is_gguf:
-        jinja = gguf_metadata(files.path).get("tokenizer.chat_template")
+        jinja = _gguf_metadata(files).get("tokenizer.chat_template")
         if jinja is not None and not isinstance(jinja, str):
             raise TokenizerError(f"{files.path}: tokenizer.chat_template is no text")
         return None if jinja is None else ChatTemplate(str(files.path), jinja, tokens)
@@ -89,7 +88,7 @@ def _template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _turn_ends(files: ModelFiles, tokenizer: Tokenizer) -> frozenset[int]:
     if files.is_gguf:
-        metadata = gguf_metadata(files.path)
+        metadata = _gguf_metadata(files)
         named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
         return _ids(named, tokenizer, str(files.path))
     ids: list[Any] = []
@@ -152,3 +151,10 @@ def _read(path: Path) -> str:
         raise TokenizerError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path}: not utf-8 at byte {error.start}") from None
+
+
+def _gguf_metadata(files: ModelFiles) -> Mapping[str, Any]:
+    # A dozen modules, which a model in any other format needs none of.
+    from scoremode.checkpoint.gguf.open import gguf_metadata
+
+    return gguf_metadata(files.path)

@@ -19,8 +19,6 @@ import numpy as np
 
 from scoremode.checkpoint.config import read_json
 from scoremode.checkpoint.gguf.names import is_gguf
-from scoremode.checkpoint.gguf.open import gguf_metadata
-from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
 from scoremode.checkpoint.model_files import (
     SLOW_FILES,
     TOKENIZER_FILES,
@@ -52,6 +50,9 @@ def checkpoint_tokenizer(place: ModelFiles | Path | str) -> Tokenizer:
     """
     path = resolve_tokenizer(place).path
     if is_gguf(path):
+        from scoremode.checkpoint.gguf.open import gguf_metadata
+        from scoremode.checkpoint.gguf.tokenizer import tokenizer_of
+
         return tokenizer_of(gguf_metadata(path), str(path))
     if path.is_file() or (path / "tokenizer.json").exists():
         return load_tokenizer(path)
@@ -69,6 +70,9 @@ def has_tokenizer(place: ModelFiles | Path | str) -> bool:
     """Tells whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
     path = resolve_tokenizer(place).path
     if is_gguf(path):
+        from scoremode.checkpoint.gguf.open import gguf_metadata
+        from scoremode.checkpoint.gguf.tokenizer import has_vocabulary
+
         return has_vocabulary(gguf_metadata(path))
     return path.is_file() or any((path / f).exists() for f in TOKENIZER_FILES)
 
