@@ -116,7 +116,7 @@ def _second_run(again: Mapping[str, Any]) -> str:
 
 
 def _would_find(again: Mapping[str, Any]) -> str:
-    """With what probability such a draw finds windows whose scores were changed."""
+    """The probability that such a draw finds windows whose scores were changed."""
     found = again["found_probability"].items()
     told = ", ".join(f"{float(p):.3g} for {int(n):,} of them" for n, p in found)
     return f"a change of windows' scores with a probability of at least {told}"

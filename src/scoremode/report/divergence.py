@@ -81,7 +81,7 @@ def _divergence(record: Mapping[str, Any]) -> Rows:
 
 
 def _flips(record: Mapping[str, Any]) -> str:
-    """How often the model finds another token likeliest where the base was sure of one."""
+    """The rate at which the model finds another token likeliest where the base was sure of one."""
     confident, flips = record["thresholds"]["confident"], record["metrics"].get("confident_flips")
     if flips is None:
         return f"none: the base gives no likeliest token more than {confident:g}"

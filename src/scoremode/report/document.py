@@ -114,7 +114,7 @@ class Preformatted:
 
 @dataclass(frozen=True)
 class Document:
-    """All that is shown, and `data`: the one table that CSV is.
+    """The parts that are shown, and `data`, the one table that CSV has.
 
     Where `data` is none of the parts, Markdown begins with those of its columns that have a heading.
     """

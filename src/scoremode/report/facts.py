@@ -128,7 +128,7 @@ def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
 
 
 def _model(checkpoint: Mapping[str, Any]) -> str:
-    """Such as `models/x (W4A16 g32, 4.500 bits a weight)`."""
+    """The model and its formats, such as `models/x (W4A16 g32, 4.500 bits/weight)`."""
     formats = ", ".join(checkpoint["formats"])
     body = checkpoint["bits_per_weight"]["body"]
     return f"{checkpoint['source']} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
@@ -165,8 +165,8 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def blocks_words(found: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
-    """What `intervals` of a record or of several runs are made of, and how much they cover where they
-    are of few conversations."""
+    """The blocks that `intervals` are made of, and how much such intervals cover where they are of few
+    conversations."""
     why = {
         "window": "as long as a window",
         "shortest": "the shortest there are",
@@ -197,7 +197,7 @@ def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _merged(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of a merged run how many shards it is of."""
+    """A row on the shards of a merged run."""
     if (merged := record.get("merged")) is None:
         return []
     shards = merged["shards"]
@@ -240,7 +240,7 @@ def _stages(seconds: Mapping[str, float], digits: int) -> str:
 
 
 def _device(engine: Mapping[str, Any]) -> str:
-    """Such as `2 × NVIDIA H200, weights in pinned host memory`."""
+    """The device, such as `2 × NVIDIA H200, weights in pinned host memory`."""
     device, several = engine["device"], engine.get("devices", ())
     words = f"{len(several)} × {device['name']}" if several else device["name"]
     if device["threads"]:
@@ -313,7 +313,7 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
-    """Where a cache's static scales are from, if it has any."""
+    """The source of a cache's static scales, if it has any."""
     scales = (engine.get("kv_cache") or {}).get("scales")
     if scales is None:
         return []
@@ -324,7 +324,7 @@ def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
 
 
 def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
-    """What the base's keys and values were in, where the record says it."""
+    """The format of the base's keys and values, where the record has it."""
     base = (record.get("reference") or {}).get("engine") or {}
     if "dtype" not in base:
         return []
@@ -384,7 +384,7 @@ def calibration_rows(record: Mapping[str, Any], *, held_out: bool = False) -> li
 
 
 def _calibration_words(found: Mapping[str, Any]) -> str:
-    """Such as `3.20% of the targets stand in c4.jsonl, too, the calibration text of 9,926 tokens …`."""
+    """A sentence such as `3.20% of the targets stand in c4.jsonl, too, the calibration text of …`."""
     share = f"{found['share']:.2%}" if found["targets"] else "none"
     name, tokens = printable(found["name"]), counted(found["tokens"], "token")
     seen = sorted(found.get("labels", {}).items(), key=lambda item: (-item[1], item[0]))
@@ -405,7 +405,7 @@ def chat_words(protocol: Mapping[str, Any]) -> str:
 
 
 def chat_sentence(protocol: Mapping[str, Any], chats: Mapping[str, Any]) -> str:
-    """What is scored of conversations, for a page that says it in a sentence."""
+    """The scored part of conversations, in a sentence of a card."""
     template = chats["template"]
     by = "" if template is None else f" by chat template {template['sha256'][:12]}"
     return (

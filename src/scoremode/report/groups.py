@@ -69,7 +69,7 @@ def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
 
 
 def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
-    """What `group_parts` leaves out of groups against a base."""
+    """Tables with the metrics that `group_parts` leaves out of groups against a base."""
     groups = (record.get("breakdown") or {}).get(of) or ()
     if not groups or "kld" not in groups[0]:
         return []
@@ -109,7 +109,7 @@ def groups_of_runs(value: Sequence[Mapping[str, Any]]) -> list[Table | Prose]:
 
 
 def compared_groups(value: Sequence[Mapping[str, Any]]) -> Document:
-    """The same as a document of its own."""
+    """The document of `groups_of_runs`."""
     rows = [
         {**{k: group[k] for k in ("group", "share")}, **run}
         for group in value
@@ -140,7 +140,7 @@ def _cut(name: str, most: int) -> str:
 
 
 def _notes(groups: Groups, names: Iterable[str], confident: float | None = None) -> list[Prose]:
-    """Why groups have no interval, those of one reason together; what a flip is."""
+    """Notes on groups without an interval, one for each reason, and on what a flip is."""
     said: dict[str, list[str]] = {}
     for name in names:
         for group in groups:

@@ -201,7 +201,8 @@ def plan_document(value: Mapping[str, Any]) -> Document:
 
 
 def generation_document(record: Mapping[str, Any]) -> Document:
-    """What was generated, by what, and how the replies ended."""
+    """The document of a record of `scoremode generate`: its replies, how they were sampled, how
+    they ended."""
     counts, sampling = record["counts"], record["sampling"]
     row = {"file": record["output"]["name"], "base": record["base"]["source"], **counts, **sampling}
     table = Table(tuple(map(data, row)), (tuple(row.values()),))

@@ -99,7 +99,7 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def _name(state: Mapping[str, Any]) -> str:
-    """What is said is of a run's folder, or of a sweep's, or of the model that has none."""
+    """The name of a line below the table: a run's folder, a sweep's, or the model that has no run."""
     return _last(state["model"] if state["state"] == "failed" else state["folder"])
 
 
@@ -175,7 +175,7 @@ def _columns(states: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
 
 
 def _state(state: Mapping[str, Any]) -> str:
-    """Such as `running` or `running, shard 2/4`; of a shard that is done `shard 2/4`."""
+    """The state, such as `running` or `running, shard 2/4`; of a shard that is done `shard 2/4`."""
     if (shard := state.get("shard")) is None:
         return state["state"]
     begin = "" if state["state"] == "shard" else f"{state['state']}, "

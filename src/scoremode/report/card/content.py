@@ -161,7 +161,7 @@ def _windows(protocol: Mapping[str, Any], corpus: Mapping[str, Any]) -> str:
 
 
 def _computed(records: Sequence[Mapping[str, Any]]) -> str:
-    """What computed the runs; all there are where they differ."""
+    """Names the engines, dtypes, arithmetics and devices that computed the runs."""
     engines = [record["engine"] for record in records]
     names = [
         f"vLLM {e['vllm']}" if e.get("engine") == "vllm" else "scoremode's torch engine"
@@ -176,7 +176,8 @@ def _computed(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sharded(records: Sequence[Mapping[str, Any]]) -> str:
-    """How runs that were merged of shards were cut; their command measures all at once."""
+    """A sentence on merged runs: how many shards they were scored in; their command measures all at
+    once."""
     cut = [len(record["merged"]["shards"]) for record in records if "merged" in record]
     if not cut:
         return ""
@@ -193,7 +194,7 @@ def _either(found: Iterable[str]) -> str:
 
 
 def _told(group: Group) -> list[tuple[Mapping[str, Any], str]]:
-    """What the numbers don't contain, of each run that says so."""
+    """The caveats of each run that has any."""
     return [
         (row, f"{name.lower()}: {text}")
         for row, record in zip(group.value["runs"], group.records, strict=True)
@@ -362,7 +363,7 @@ def _dataset(corpus: Mapping[str, Any]) -> _Dataset:
 def _arguments(
     record: Mapping[str, Any], metric: Mapping[str, Any], *, against: bool
 ) -> dict[str, Any]:
-    """What makes the number that number."""
+    """The arguments that a metric depends on: tool, protocol, text, plan, and base."""
     arguments = {
         "tool": _version(record),
         "protocol": escaped(protocol_words(record["protocol"])),

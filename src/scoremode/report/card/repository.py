@@ -247,7 +247,7 @@ def check_repo(repo: str) -> None:
 
 
 def address(repo: str, path: str) -> str:
-    """Where a file of a model's repository can be read."""
+    """The address of a file in a model's repository."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}/blob/main/{path}"
@@ -275,8 +275,8 @@ def remote_readme(repo: str) -> tuple[str, str]:
 
 
 def changes(files: Mapping[str, str], readme: str) -> str:
-    """What would be sent, for a terminal: the README's change, and other files as they are; of a
-    record its size."""
+    """The changes that a request would make, for a terminal: the README's difference, other files
+    as they are, and of a record its size."""
     shown = []
     for path, text in files.items():
         shown.append(f"--- {path} ({len(text.encode()):,} bytes)")

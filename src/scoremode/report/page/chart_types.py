@@ -194,7 +194,7 @@ def _names(x: Spec, y: Spec, place: str) -> Spec:
 
 
 def _base(x: Spec, size: float) -> list[Spec]:
-    """Where the base's size is: it has no distance from itself."""
+    """A line at the base's size: it has no distance from itself."""
     data = {"values": [{"x": size, "words": "base"}]}
     text = {
         "type": "text",
@@ -262,12 +262,12 @@ class Scale:
 
 
 def linear() -> Scale:
-    """With ticks where Vega puts them."""
+    """A linear scale with ticks where Vega puts them."""
     return Scale("linear", (), None, None)
 
 
 def logarithmic(values: Iterable[float | None]) -> Scale:
-    """Of values above 0: ticks at powers of ten; at 1, 2 and 5 of them where there are few decades."""
+    """A scale for values above 0: ticks at powers of ten; at 1, 2 and 5 of them over few decades."""
     found = [value for value in values if value is not None and value > 0]
     if not found:
         return Scale("log", (), None, None)
@@ -285,7 +285,7 @@ def logarithmic(values: Iterable[float | None]) -> Scale:
 
 
 def signed(values: Iterable[float | None]) -> Scale:
-    """Of percents of both signs: linear near 0, logarithmic further off."""
+    """A scale for percents of both signs: linear near 0, logarithmic further off."""
     found = [value for value in values if value is not None]
     if not found:
         return Scale("symlog", (), None, None)
@@ -301,7 +301,7 @@ def signed(values: Iterable[float | None]) -> Scale:
 
 
 def share(axis: Scale, value: float) -> float:
-    """Where `value` lies on the axis, from 0 at its low end to 1 at its high one."""
+    """The place of `value` on the axis, from 0 at its low end to 1 at its high one."""
     if axis.low is None or axis.high is None or axis.low == axis.high:
         return 0.5
     low, at, high = (_scaled(axis, v) for v in (axis.low, value, axis.high))

@@ -109,8 +109,8 @@ class Cut:
         return summed[self._filled]
 
     def metrics(self, units: Units) -> dict[str, Any]:
-        """How sure the `means` of a run are by these blocks: `ci95` and `note` of each, as a record has
-        them."""
+        """The intervals of a run's `means` by these blocks: `ci95` and `note` of each, as a record
+        has them."""
         filled = self._block[units.weights > 0]
         means = {
             name: replace(
@@ -311,7 +311,8 @@ def side_by_side(
     records: Mapping[str, Mapping[str, Any]],
     texts: Mapping[int, str],
 ) -> list[WorstTarget]:
-    """What base and runs (id → what it is) say at `places`, the largest KLD of any run first.
+    """The predictions of the base and of the runs (by id) at `places`, the largest KLD of any run
+    first.
 
     - `texts`: of token ids, for those that no record has a text of.
     """

@@ -222,7 +222,7 @@ def _section_title(record: Mapping[str, Any], base: Base | None) -> str:
 
 
 def _title(sections: Sequence[Section]) -> str:
-    """What the report is of: the base, where there is one for all."""
+    """The report's title: it names the base, where there is one for all."""
     names = {section["base"]["name"] for section in sections if section["base"]}
     if len(names) == 1:
         return f"Quants of {names.pop()}"
@@ -255,7 +255,7 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
 
 
 def grouped(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Which of `records` belong together, by their places; groups in the order of their first.
+    """Groups of `records` that may be compared, as places in it, in the order of their first.
 
     Runs without a base join those of their plan that have one, if these have one and the same.
     """
@@ -394,7 +394,7 @@ def base_of(
 
 
 def source_of(record: Mapping[str, Any]) -> str:
-    """Where the base of a run is from: its checkpoint where it has one."""
+    """The source of a run's base: its checkpoint where it has one."""
     reference = record["reference"]
     return str((reference.get("checkpoint") or {}).get("source") or reference["source"])
 
@@ -423,7 +423,7 @@ def _less_than_one(share: Measured | None) -> Measured | None:
 
 
 def provenance(record: Mapping[str, Any]) -> Provenance:
-    """What a finished run's record says of how its numbers came about."""
+    """The part of a finished run's record that tells how its numbers came about."""
     files = sorted((record["checkpoint"].get("files") or {}).items())
     hashes = {name: value_at(record, path) for name, path in _HASHES.items()}
     facts = [*measured_rows(record), *ran_rows(record)]

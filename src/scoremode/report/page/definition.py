@@ -250,9 +250,10 @@ class Fact(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What made a run, from its record. `facts`: for people (device, arithmetic, dtype, kernels,
-    seconds, …). `hashes`: name → sha256 in hex; `files`: those of the model's files, at most 12,
-    the rest counted in `more_files`. `seconds` by stage, `total` included."""
+    """The commands, versions, files and hashes that made a run, from its record. `facts`: for
+    people (device, arithmetic, dtype, kernels, seconds, …). `hashes`: name → sha256 in hex;
+    `files`: those of the model's files, at most 12, the rest counted in `more_files`. `seconds` by
+    stage, `total` included."""
 
     command: list[str] | None
     created: str | None
@@ -342,7 +343,7 @@ class AttributionRow(TypedDict):
 
 
 class Attribution(TypedDict):
-    """What each part of the model of `run` (an id) does alone, `by` module, layer or kind.
+    """The KLD that each part of the model of `run` (an id) causes alone, `by` module, layer or kind.
 
     - `heads`: of the cells, kinds of modules. `whole`: the KLD of the whole model; `sum_share`: the
       sum of all cells as a share of it, None where that is 0.

@@ -229,7 +229,7 @@ def _footer(shown: ReportData) -> str:
 
 
 def _hashes(*contents: str) -> str:
-    """What a Content-Security-Policy allows: elements of these very contents."""
+    """The sources for a Content-Security-Policy that allows elements of these very contents."""
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -239,7 +239,7 @@ def _asset(name: str) -> str:
 
 
 def finding(section: Section) -> str:
-    """Which run is closest to the base, and which are on the frontier of size and KLD."""
+    """A sentence or two: the run closest to the base, and those on the frontier of size and KLD."""
     runs = quants(section)
     if not runs:
         return "Only the base itself was measured."
@@ -266,7 +266,7 @@ def _closest(run: Run, *, alone: bool) -> str:
 
 
 def _beside(section: Section, runs: list[Run]) -> str:
-    """Which runs the first can't be told apart from."""
+    """A sentence on the runs that the first can't be told apart from."""
     matrix = next((one for one in section["matrices"] if one["of"] == "kld"), None)
     if matrix is None:
         return ""
@@ -386,7 +386,7 @@ def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
 
 
 def _attribution_words(of: Attribution) -> str:
-    """What its cells are, and whether they may be added."""
+    """The note on a heat map: what its cells are, and whether they may be added."""
     words = (
         "Mean KLD (nats) of the base with this part alone of the model. The deeper the colour, the "
         "further above the mean of all parts."

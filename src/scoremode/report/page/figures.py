@@ -151,7 +151,7 @@ def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Fig
 
 
 def _not_drawn(names: Iterable[str]) -> str:
-    """What a caption says of runs whose value is 0, for which a logarithm has no place."""
+    """The end of a caption, on runs whose value is 0, which a logarithmic scale has no place for."""
     listed = ", ".join(dict.fromkeys(names))
     return f" Not drawn, since the scale has no 0: {listed}, at 0." if listed else ""
 
@@ -308,7 +308,7 @@ def line_rows(section: Section, name: str, who: dict[str, Row]) -> list[Row]:
 
 
 def unit_of(frontier: Frontier) -> tuple[float, str]:
-    """What a frontier's sizes are divided by, and the unit that its axis has then."""
+    """The divisor of a frontier's sizes, and the unit that its axis has then."""
     if frontier["id"].startswith("bytes/"):
         return size_unit([point["x"] for point in frontier["points"]])
     return 1.0, ""

@@ -236,7 +236,7 @@ class TailPoints:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Of a run against a base.
+    """The reduction of a run against a base.
 
     - `metrics`: the fields of Run that the record hasn't. `tail`, `histogram`, and the means of KLD in
       bins, by the chart's id. `at`: place → what `WorstTarget` needs of it.

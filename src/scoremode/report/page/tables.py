@@ -166,7 +166,7 @@ def _heat(value: float, mean: float) -> str:
 
 
 def matrix_table(matrix: Matrix, who: dict[str, Row], name: str) -> str:
-    """Who differs from whom: each cell is the row's run less the column's."""
+    """A matrix of differences: each cell is the row's run less the column's."""
     tests = {(test["a"], test["b"]): (test, 1) for test in matrix["pairs"]}
     tests |= {(test["b"], test["a"]): (test, -1) for test in matrix["pairs"]}
     body = []
@@ -258,7 +258,8 @@ def _word(word: Word) -> str:
 
 
 def _guess(top1: Word, p: float, kld: float | None, *, same: bool) -> str:
-    """What a model thought likeliest, its KLD there, and the probability of the token that came."""
+    """A cell with a model's likeliest token, its KLD there, and the probability of the token that
+    came."""
     parts = [element("span", _word(top1), class_="token" if same else "token other")]
     if kld is not None:
         parts.append(element("span", f"KLD {text(kld_words(kld))}", class_="ends"))

@@ -1,6 +1,6 @@
 """The blocks of a bootstrap: stretches of a text, or whole conversations, and how long they are.
 
-The one place that decides it. Tokens of a conversation depend on each other, and nothing crosses
+Tokens of a conversation depend on each other, and nothing crosses
 from one to the next: each is a block, however long it is. In a text, whose tokens depend on those
 before them without an end, the scores themselves say how long blocks must be.
 
@@ -166,7 +166,7 @@ class Places:
 
     @classmethod
     def of(cls, scores: Scores, extras: Mapping[str, Any]) -> "Places":
-        """Those of Scores with the columns beside them, as `read_columns` gives both."""
+        """The places of Scores with the columns beside them, as `read_columns` gives both."""
         return cls(scores.index, extras.get(CONVERSATION))
 
     @property

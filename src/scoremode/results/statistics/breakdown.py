@@ -178,7 +178,7 @@ def _groups(
     blocks: Blocks,
     columns: Mapping[str, NDArray],
 ) -> list[Group]:
-    """Those that weigh anything, with the means of `columns`; `group` [N]: places in `names`."""
+    """Groups that weigh anything, with the means of `columns`; `group` [N]: places in `names`."""
     counts, found = np.bincount(group, minlength=len(names)), []
     for g, means in enumerate(blocks.means_by(group, len(names), columns)):
         if means:

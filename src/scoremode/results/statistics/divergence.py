@@ -96,8 +96,8 @@ def percentiles_of(ordered: Floats, percents: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """Of one group: `means` by the metric's name, and `tails`, the percentiles of KLD. A metric that
-    the group has no target for is not there."""
+    """Metrics of one group: `means` by the metric's key, and `tails`, the percentiles of KLD. A
+    metric that the group has no target for is not there."""
 
     means: Mapping[str, Mean]
     tails: Mapping[str, Percentile]

@@ -97,14 +97,14 @@ class Blocks:
 
     @classmethod
     def same(cls, blocks: "Blocks") -> "Blocks":
-        """The same blocks, where each evaluation counts as one whatever it weighs."""
+        """Copies blocks so that each evaluation counts as one, whatever it weighs."""
         made = cls.__new__(cls)
         made.length, made._block, made._count = blocks.length, blocks._block, blocks._count
         made.weights = np.ones(len(blocks._block))
         return made
 
     def only(self, rows: NDArray[np.bool_]) -> "Blocks":
-        """Those of some evaluations; `rows`: bool [N]."""
+        """The blocks of some evaluations; `rows`: bool [N]."""
         made = Blocks.__new__(Blocks)
         made.length, made._count = self.length, self._count
         made._block, made.weights = self._block[rows], self.weights[rows]

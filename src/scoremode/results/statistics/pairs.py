@@ -103,7 +103,8 @@ def _of_blocks(sums: Floats, totals: Floats) -> list[tuple[tuple[float, float], 
 
 
 def _of_clusters(sums: Floats, totals: Floats) -> list[tuple[tuple[float, float], float]]:
-    """The same, of which both tests must tell a pair apart, as an interval's ends are both's."""
+    """Interval and p-value of each pair, where both tests must tell it apart, as both make an
+    interval."""
     first, second = np.triu_indices(len(sums), 1)
     differences = sums[first] - sums[second]
     drawn = clusters(differences, np.broadcast_to(totals, differences.shape))
@@ -191,7 +192,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def paired_answers(own: NDArray[np.float64], base: NDArray[np.float64]) -> dict[str, Any]:
-    """What a metric of the same questions says of two models.
+    """The comparison of two models by a metric of the same questions.
 
     `own`, `base`: float64 [N], the metric of each question. `difference` is the mean of own − base with
     its 95 % interval, from a bootstrap of whole questions. Of right and wrong answers, 1 and 0, also

@@ -80,11 +80,11 @@ class WindowSums:
 
     @property
     def draws(self) -> int:
-        """How many of what is drawn there are: conversations, or windows of a text."""
+        """The number of draws: of conversations, or of windows of a text."""
         return len(self) if self.conversation is None else len(np.unique(self.conversation))
 
     def first(self, n: int) -> "WindowSums":
-        """Those of the first `n` windows."""
+        """The sums of the first `n` windows."""
         columns = {name: column[:n] for name, column in self.columns.items()}
         conversation = None if self.conversation is None else self.conversation[:n]
         return WindowSums(self.place[:n], self.weight[:n], columns, conversation)
@@ -107,7 +107,7 @@ class WindowSums:
 
     @staticmethod
     def joined(parts: "Sequence[WindowSums]") -> "WindowSums":
-        """Those of several runs of windows, one behind the other."""
+        """Joins the sums of several runs of windows, one behind the other."""
         names = parts[0].columns
         chats = [part.conversation for part in parts if part.conversation is not None]
         assert len(chats) in (0, len(parts))
