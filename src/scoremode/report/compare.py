@@ -20,8 +20,8 @@ from scoremode.report.document import (
 )
 from scoremode.report.facts import blocks_words, protocol_words, text_words
 from scoremode.report.groups import groups_of_runs
+from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
-from scoremode.report.tasks import tasks_of_runs
 
 __all__ = ["compare_document", "ranked_rows", "rankings_table"]
 

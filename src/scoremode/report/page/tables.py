@@ -26,7 +26,7 @@ from scoremode.report.page.style import (
     size_words,
     text,
 )
-from scoremode.report.tasks import tasks_of_runs
+from scoremode.report.run import tasks_of_runs
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
 
 __all__ = [
