@@ -78,15 +78,15 @@ def wrong_bytes(monkeypatch) -> None:
 
 
 def wrong_inputs(monkeypatch) -> None:
-    from scoremode.schemes import compressed_tensors as stored
+    from scoremode.schemes.compressed_tensors import Stored
 
-    true_inputs = stored.Stored.inputs
+    true_inputs = Stored.inputs
 
     def inputs(self, columns):
         found = true_inputs(self, columns)
         return replace(found, format=replace(found.format, bits=4))
 
-    monkeypatch.setattr(stored.Stored, "inputs", inputs)
+    monkeypatch.setattr(Stored, "inputs", inputs)
 
 
 def wrong_zero_points(monkeypatch) -> None:

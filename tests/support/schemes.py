@@ -169,7 +169,7 @@ def build(
         )
         for suffix, tensor in stored.items()
     }
-    return FORMATS[parsed.format](
+    return FORMATS[parsed.format].build(
         Stored(
             module="m",
             tensors=infos,

@@ -9,30 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.fp8 import BlockFloat8
-from scoremode.schemes.gptq import (
-    GptqConfig,
-    Overrides,
-    overridden,
-    size_of,
-    stored_less_one,
-)
-from scoremode.schemes.headers import SCALES
+from scoremode.schemes.gptq import GptqConfig, Overrides, overridden, size_of, stored_less_one
+from scoremode.schemes.layout import SCALES, UNTOLD, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
-from scoremode.schemes.qweight import (
-    MARKS,
-    Declared,
-    Qweight,
-    Stored,
-    check_any,
-    foreseen_tensors,
-)
+from scoremode.schemes.qweight import MARKS, Declared, Qweight, Stored, promised_qweight
 
 __all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
 
@@ -147,59 +132,54 @@ def _refuse_others(fields: Fields) -> None:
         raise not_decoded(_METHOD, f"{where}super_bits", fields.any("super_bits"))
 
 
-class Modules(Library):
+def _float8_layout(scaling: Scaling) -> Layout:
+    return {
+        "weight": Tensor("F8_E4M3", scaling.shape),
+        _SCALE: Tensor("F32", scaling.stored_shape, SCALES),
+    }
+
+
+class Modules(Library[AutoRoundConfig]):
     """Linears with a `qweight`."""
 
     methods = frozenset(("auto-round", "intel/auto-round", "auto_round", "autoround"))
+    method = _METHOD
     marks = MARKS
+    required = "qweight"
     untold = f"{UNTOLD}, and the words' order where packing_format is missing"
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._checkpoint = checkpoint
-        self._config = parse_auto_round(config)
-        check_any(checkpoint, _METHOD)
+    def parse(self, config: Mapping[str, Any]) -> AutoRoundConfig:
+        return parse_auto_round(config)
 
-    @property
-    def config(self) -> AutoRoundConfig:
-        return self._config
-
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        parsed = parse_auto_round(config)
-
-        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-            if (block := parsed.block_of(linear.module)) is not None:
-                scales = Scaling(linear.shape, "block", block=block).stored_shape
-                weight = Foreseen("F8_E4M3", linear.shape)
-                return {"weight": weight, _SCALE: Foreseen("F32", scales)}
-            declared = parsed.of(linear.module)
-            if not linear.in_layer or declared is None:
-                return None
-            zero = 1 << (declared.bits - 1)
-            if parsed.order == "outputs":
-                return foreseen_tensors(linear, declared, "outputs", zero)
-            zero -= bool(parsed.less_one)
-            return foreseen_tensors(
-                linear, declared, "columns", zero, ordered=parsed.desc_act or None
-            )
-
-        return tensors
+    def promise(self, linear: Linear) -> Layout | None:
+        config = self.config
+        if (block := config.block_of(linear.module)) is not None:
+            return _float8_layout(Scaling(linear.shape, "block", block=block))
+        declared = config.of(linear.module)
+        if not linear.in_layer or declared is None:
+            return None
+        zero = 1 << (declared.bits - 1)
+        if config.order == "outputs":
+            return promised_qweight(linear, declared, "outputs", zero)
+        zero -= bool(config.less_one)
+        ordered = config.desc_act or None
+        return promised_qweight(linear, declared, "columns", zero, ordered=ordered)
 
     def scheme(
         self, module: str, tensors: Mapping[str, TensorInfo]
     ) -> tuple[Qweight | BlockFloat8, str]:
-        stored, config = Stored(module, tensors, self._checkpoint), self._config
+        stored, config = Stored(module, tensors, self.checkpoint), self.config
         block = config.block_of(module)
         if block is not None:
-            scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), "block", block=block)
-            stored.expect(_SCALE, SCALES, [scaling.stored_shape])
+            scaling = Scaling(stored.matrix("weight"), "block", block=block)
+            stored.match(_float8_layout(scaling))
             if unknown := set(tensors) - {"weight", _SCALE, "bias"}:
                 raise stored.wrong(f"float8 with {', '.join(sorted(unknown))}: not decoded")
             return BlockFloat8(scaling, stored_scale=_SCALE), "auto-round"
         first = config.of(module)
         if first is None:
             raise stored.wrong(f"stored quantized, and extra_config says {_DENSE} bits")
-        order, bits, shape, groups = stored.layout()
+        order, bits, shape, groups = stored.words()
         if config.order not in (None, order):
             raise stored.wrong(
                 f"qweight has words of {_WORDS[order]}, and packing_format says "

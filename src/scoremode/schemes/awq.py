@@ -4,13 +4,13 @@ Which linears are quantized is told by their tensors: a config lists others by p
 leaves out heads.
 Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, and what the others name; transformers 5.23, `AwqConfig`.
 
-AutoAWQ's layout `gemv`: a row of words for each output, its zero points packed along its groups.
+Layout `gemv`: a row of words for each output, its zero points packed along its groups.
 
 The effective weight is (q - z) · s, rounded in float16, as its kernel for more than eight tokens has
 it; the other one multiplies in float32.
 Source: AutoAWQ 0.2.9, `WQLinear_GEMV`; its kernels' `gemmv2_forward_4bit_cuda_m128n64k32`.
 
-AutoAWQ's layout `gemv_fast`, llm-awq's own: words of 16 bits, four outputs' side by side.
+Layout `gemv_fast`, llm-awq's own: words of 16 bits, four outputs' side by side.
 
 The effective weight is q · s + z in float16, rounded once, as its kernels have it: zero points are
 stored times the scale and negated. Here it is a product and a sum in float32, both exact where a zero
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
@@ -35,7 +34,7 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.unpack import Elements, look_up, row_blocks, unpack_integers
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
+from scoremode.schemes.layout import UNTOLD, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.qweight import (
@@ -43,9 +42,8 @@ from scoremode.schemes.qweight import (
     Declared,
     Qweight,
     Stored,
-    check_any,
     check_gates,
-    foreseen_tensors,
+    promised_qweight,
 )
 
 __all__ = [
@@ -54,8 +52,8 @@ __all__ = [
     "Gemv",
     "GemvFast",
     "Modules",
-    "foreseen_gemv",
-    "foreseen_gemv_fast",
+    "gemv_fast_layout",
+    "gemv_layout",
     "parse_awq",
     "stored_gemv",
     "stored_gemv_fast",
@@ -120,38 +118,36 @@ class Gemv(Packed):
         return {"qweight": tensors["qweight"], "scales": scales, "qzeros": zero_points}
 
 
-def stored_gemv(stored: Stored, declared: Declared) -> Gemv:
-    """The Scheme of a module. Raises CheckpointError."""
-    rows, width = stored.matrix("qweight", ("I32",))
-    columns = 8 * width
-    size = declared.size(columns)
-    if columns % size:
-        raise stored.wrong(f"{columns} inputs are no whole number of groups of {size}")
-    words = zero_words(columns, size)
-    stored.expect("qzeros", ("I32",), [(rows, words)])
-    stored.expect("scales", ("F16",), [(rows, 8 * words)])
-    if declared.symmetric and not _are_eight(stored, columns // size):
-        raise stored.wrong("zero_point is false, and its zero points are not all 8")
-    return Gemv(stored.scaling((rows, columns), declared))
-
-
-def foreseen_gemv(linear: Linear, declared: Declared) -> dict[str, Foreseen] | None:
-    """The tensors of a linear that is stored so, all zero points 8; None where its inputs are no whole
-    number of words and groups."""
-    rows, columns = linear.shape
+def gemv_layout(shape: tuple[int, int], declared: Declared) -> Layout | None:
+    """The tensors of a linear, by the config alone with all zero points 8; None where its inputs are no
+    whole number of words and groups."""
+    rows, columns = shape
     size = declared.size(columns)
     if columns % 8 or columns % size:
         return None
     words = zero_words(columns, size)
     return {
-        "qweight": Foreseen("I32", (rows, columns // 8)),
-        "qzeros": Foreseen("I32", (rows, words), b"\x88"),
-        "scales": Foreseen("F16", (rows, 8 * words)),
+        "qweight": Tensor("I32", (rows, columns // 8)),
+        "qzeros": Tensor("I32", (rows, words), content=b"\x88"),
+        "scales": Tensor("F16", (rows, 8 * words)),
     }
 
 
+def stored_gemv(stored: Stored, declared: Declared) -> Gemv:
+    """The Scheme of a module. Raises CheckpointError."""
+    rows, width = stored.matrix("qweight", ("I32",))
+    shape = rows, 8 * width
+    size, layout = declared.size(shape[1]), gemv_layout(shape, declared)
+    if layout is None:
+        raise stored.wrong(f"{shape[1]} inputs are no whole number of groups of {size}")
+    stored.match(layout)
+    if declared.symmetric and not _are_eight(stored, shape[1] // size):
+        raise stored.wrong("zero_point is false, and its zero points are not all 8")
+    return Gemv(stored.scaling(shape, declared))
+
+
 def zero_words(columns: int, size: int) -> int:
-    """How many words an output's zero points take, eight groups to each."""
+    """The number of words that an output's zero points take, eight groups to each."""
     multiple = SIZES.get(size, 1)
     return -(-columns // size // (8 * multiple)) * multiple
 
@@ -220,30 +216,25 @@ class GemvFast:
         return q.add_(8)
 
 
-def stored_gemv_fast(stored: Stored, declared: Declared) -> GemvFast:
-    """The Scheme of a module. Raises CheckpointError."""
-    height, columns = stored.matrix("qweight", ("I16",))
-    size = declared.size(columns)
-    if columns % 64 or columns % size:
-        raise stored.wrong(f"{columns} inputs are no whole number of 64 or of groups of {size}")
-    places = [(8 * zero_words(columns, size), 4 * height)]
-    for name in ("scales", "qzeros"):
-        stored.expect(name, ("F16",), places)
-    return GemvFast((4 * height, columns), size)
-
-
-def foreseen_gemv_fast(linear: Linear, declared: Declared) -> dict[str, Foreseen] | None:
-    """The tensors of a linear that is stored so; None where it fills no whole words and groups."""
-    rows, columns = linear.shape
+def gemv_fast_layout(shape: tuple[int, int], declared: Declared) -> Layout | None:
+    """The tensors of a linear; None where it fills no whole words and groups."""
+    rows, columns = shape
     size = declared.size(columns)
     if rows % 4 or columns % 64 or columns % size:
         return None
-    places = 8 * zero_words(columns, size), rows
-    return {
-        "qweight": Foreseen("I16", (rows // 4, columns)),
-        "scales": Foreseen("F16", places),
-        "qzeros": Foreseen("F16", places),
-    }
+    places = Tensor("F16", (8 * zero_words(columns, size), rows))
+    return {"qweight": Tensor("I16", (rows // 4, columns)), "scales": places, "qzeros": places}
+
+
+def stored_gemv_fast(stored: Stored, declared: Declared) -> GemvFast:
+    """The Scheme of a module. Raises CheckpointError."""
+    height, columns = stored.matrix("qweight", ("I16",))
+    shape, size = (4 * height, columns), declared.size(columns)
+    layout = gemv_fast_layout(shape, declared)
+    if layout is None:
+        raise stored.wrong(f"{columns} inputs are no whole number of 64 or of groups of {size}")
+    stored.match(layout)
+    return GemvFast(shape, size)
 
 
 _METHOD = "quantization method 'awq'"
@@ -308,45 +299,41 @@ def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
     return default if value is None else value
 
 
-class Modules(Library):
+class Modules(Library[AwqConfig]):
     """Linears with a `qweight` [I, words of outputs], [O, words of inputs] (`gemv`), or words of four
     outputs (`gemv_fast`)."""
 
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("awq", "awq_marlin"))
+    method = _METHOD
     marks = MARKS
+    required = "qweight"
     untold = UNTOLD
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._checkpoint = checkpoint
-        self._config = parse_awq(config)
-        check_any(checkpoint, _METHOD)
-        check_gates(checkpoint, config)
+    def parse(self, config: Mapping[str, Any]) -> AwqConfig:
+        return parse_awq(config)
 
-    @property
-    def config(self) -> AwqConfig:
-        return self._config
+    def check(self) -> None:
+        super().check()
+        check_gates(self.checkpoint)
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        parsed = parse_awq(config)
-
-        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-            if not linear.in_layer or parsed.excepts(linear.module):
-                return None
-            if parsed.version == "gemv":
-                return foreseen_gemv(linear, parsed.declared)
-            if parsed.version == "gemv_fast":
-                return foreseen_gemv_fast(linear, parsed.declared)
-            return foreseen_tensors(linear, parsed.declared, "outputs", 8)
-
-        return tensors
+    def promise(self, linear: Linear) -> Layout | None:
+        config = self.config
+        if not linear.in_layer or config.excepts(linear.module):
+            return None
+        match config.version:
+            case "gemv":
+                return gemv_layout(linear.shape, config.declared)
+            case "gemv_fast":
+                return gemv_fast_layout(linear.shape, config.declared)
+            case _:
+                return promised_qweight(linear, config.declared, "outputs", 8)
 
     def scheme(
         self, module: str, tensors: Mapping[str, TensorInfo]
     ) -> tuple[Qweight | Gemv | GemvFast, str]:
-        stored = Stored(module, tensors, self._checkpoint)
-        if self._config.excepts(module):
+        stored = Stored(module, tensors, self.checkpoint)
+        if self.config.excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
         if set(tensors) == {"scales"}:
             # In models without a gate, such as Falcon, no linear before it could take the factors.
@@ -354,14 +341,14 @@ class Modules(Library):
                 f"{module}: this activation's output is divided by its tensor {module}.scales "
                 "(AutoAWQ's ScaledActivation), and dividing it is not built"
             )
-        if self._config.version == "gemv":
-            return stored.used_by(stored_gemv(stored, self._config.declared)), "awq"
-        if self._config.version == "gemv_fast":
-            return stored.used_by(stored_gemv_fast(stored, self._config.declared)), "awq"
-        order, bits, shape, groups = stored.layout()
+        if self.config.version == "gemv":
+            return stored.used_by(stored_gemv(stored, self.config.declared)), "awq"
+        if self.config.version == "gemv_fast":
+            return stored.used_by(stored_gemv_fast(stored, self.config.declared)), "awq"
+        order, bits, shape, groups = stored.words()
         if order != "outputs":
             raise stored.wrong("qweight has words of inputs, as GPTQ's, and the config says AWQ")
-        declared = stored.declared(bits, shape[1], groups, self._config.declared, ())
+        declared = stored.declared(bits, shape[1], groups, self.config.declared, ())
         if declared.symmetric and not stored.zeros_are(8, bits):
             raise stored.wrong("zero_point is false, and its zero points are not all 8")
         scaling = stored.scaling(shape, declared)

@@ -7,8 +7,6 @@ scratch memory, since allocating for every layer costs several times the decodin
 A weight has two readings. The *effective weight* is one dense matrix, rounded as weight-only kernels
 round it. *Factors* are the stored codes and their scales, apart: where activations are quantized too,
 products are of codes, and scales are applied to the products.
-
-The protocol of what rounds a linear's input.
 """
 
 from collections.abc import Mapping

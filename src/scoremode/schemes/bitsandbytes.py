@@ -1,16 +1,10 @@
-"""The quantized modules of a checkpoint of bitsandbytes, and their Schemes.
+"""bitsandbytes: weights of 4 bits in blocks, and LLM.int8.
 
-`quantization_config` of bitsandbytes, as transformers writes it.
-
-What a weight is its tensors say, and those of 4 bits have a record of their own beside them; the
-config tells 4 bits from 8, what LLM.int8 does with inputs, and which linears are not quantized.
-Source: transformers 5.23, `BitsAndBytesConfig`.
-
-What a linear would be stored as, by a `quantization_config` of bitsandbytes alone.
-
-Blocks are taken for 64 wide, the default that transformers leaves. The model's head stays dense where
-no list says what does.
-Source: transformers 5.23, `Bnb4BitHfQuantizer`, `get_modules_to_not_convert`.
+A weight's tensors say what it is, and those of 4 bits have a record of their own beside them; the
+config tells 4 bits from 8, what LLM.int8 does with inputs, and which linears are not quantized. By the
+config alone blocks are taken for 64 wide, the default that transformers leaves, and the model's head
+stays dense where no list says what does.
+Source: transformers 5.23, `BitsAndBytesConfig`, `Bnb4BitHfQuantizer`, `get_modules_to_not_convert`.
 """
 
 import json
@@ -22,19 +16,17 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.config import parse_json
-from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.safetensors_files import DTYPE_BITS, TensorInfo
+from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.bitsandbytes_weights import TABLES, FourBit, LlmInt8, Nested
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
-from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.layout import UNTOLD, Headers, Layout, Linear, Tensor, single
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted, is_one_of_layers
 
-__all__ = ["METHOD", "BitsAndBytesConfig", "Modules", "foresee", "parse_bitsandbytes"]
+__all__ = ["METHOD", "BitsAndBytesConfig", "Modules", "parse_bitsandbytes"]
 
 
 METHOD = "quantization method 'bitsandbytes'"
@@ -42,16 +34,21 @@ METHOD = "quantization method 'bitsandbytes'"
 
 @dataclass(frozen=True)
 class BitsAndBytesConfig(TensorsDecide):
-    """What of the config decides what a weight and an input mean.
+    """The fields of the config that decide what a weight and an input mean.
 
     - `bits`: 4 or 8; `threshold`: the magnitude from which LLM.int8 multiplies a column of inputs
       apart.
-    - `not_converted`: the modules that are not quantized.
+    - `not_converted`: the modules that are not quantized; `lists_dense`: whether the config lists them.
+    - `type`, `nested`, `storage`: of 4-bit codes, for a checkpoint whose tensors nobody has seen.
     """
 
     bits: int
     threshold: float
     not_converted: NotConverted
+    lists_dense: bool
+    type: str
+    nested: bool
+    storage: Any
 
     def claims(self, module: str) -> bool:
         """True for a decoder layer's linear that the list doesn't name: stored dense, transformers 4
@@ -83,71 +80,16 @@ def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:
     if four and kind not in (None, "nf4", "fp4"):
         raise not_decoded(METHOD, "bnb_4bit_quant_type", kind)
     skipped = NotConverted.of(fields, "llm_int8_skip_modules")
-    return BitsAndBytesConfig(4 if four else 8, float(threshold), skipped)
-
-
-_BLOCK, _OUTER_BLOCK = 64, 256
-_WRITTEN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# What codes of 4 bits are stored as.
-_STORAGE_NAMES = {
-    **{"uint8": "U8", "int8": "I8", "bfloat16": "BF16", "float16": "F16", "float32": "F32"},
-    "float64": "F64",
-}
-
-
-def foresee(config: Mapping[str, Any]) -> Foresee:
-    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
-    parsed = parse_bitsandbytes(config)
-    storage = config.get("bnb_4bit_quant_storage") or "uint8"
-    if storage not in _STORAGE_NAMES:
-        raise UnsupportedFormat(
-            f"{METHOD} with bnb_4bit_quant_storage {shown(storage)}: not decoded"
-        )
-    lists = config.get("llm_int8_skip_modules") is not None
-    # transformers' own default, and not what it is used with.
-    kind = config.get("bnb_4bit_quant_type") or "fp4"
-    double = bool(config.get("bnb_4bit_use_double_quant"))
-
-    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        if parsed.not_converted.spares(linear.module) or not (lists or linear.in_layer):
-            return None
-        if parsed.bits == 8:
-            return {
-                "weight": Foreseen("I8", linear.shape),
-                "SCB": Foreseen("F32", linear.shape[:1]),
-                "weight_format": Foreseen("U8", ()),
-            }
-        return _four_bits(linear, kind, _STORAGE_NAMES[storage], double=double)
-
-    return tensors
-
-
-def _four_bits(linear: Linear, kind: str, storage: str, *, double: bool) -> dict[str, Foreseen]:
-    rows, columns = linear.shape
-    count = rows * columns
-    blocks = -(-count // _BLOCK)
-    state: dict[str, Any] = {
-        "quant_type": kind,
-        "blocksize": _BLOCK,
-        "dtype": _WRITTEN[linear.dtype],
-        "shape": [rows, columns],
-    }
-    absmax = {"weight.absmax": Foreseen("F32", (blocks,))}
-    if double:
-        state |= {"nested_blocksize": _OUTER_BLOCK, "nested_dtype": "float32", "nested_offset": 0.5}
-        absmax = {
-            "weight.absmax": Foreseen("U8", (blocks,)),
-            "weight.nested_absmax": Foreseen("F32", (-(-blocks // _OUTER_BLOCK),)),
-            "weight.nested_quant_map": Foreseen("F32", (256,)),
-        }
-    record, table = json.dumps(state).encode(), TABLES[kind].numpy().tobytes()
-    bytes_ = DTYPE_BITS[storage] // 8
-    return {
-        "weight": Foreseen(storage, (-(-count // 2) // bytes_, 1)),
-        **absmax,
-        "weight.quant_map": Foreseen("F32", (16,), table),
-        f"weight.quant_state.bitsandbytes__{kind}": Foreseen("U8", (len(record),), record),
-    }
+    return BitsAndBytesConfig(
+        4 if four else 8,
+        float(threshold),
+        skipped,
+        lists_dense=fields.any("llm_int8_skip_modules") is not None,
+        # transformers' own default, and not what it is used with.
+        type=kind or "fp4",
+        nested=bool(fields.any("bnb_4bit_use_double_quant")),
+        storage=fields.any("bnb_4bit_quant_storage") or "uint8",
+    )
 
 
 _STATE = "weight.quant_state."
@@ -157,36 +99,81 @@ _MARKS = frozenset(f"weight.{name}" for name in _OF_WEIGHT)
 _FUSED = frozenset(("absmax", "quant_map"))
 # Dtypes that 4-bit codes may be stored as (`bnb_4bit_quant_storage`), by their bytes.
 _STORAGE = {"U8": 1, "I8": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+_STORAGE_NAMES = {
+    **{"uint8": "U8", "int8": "I8", "bfloat16": "BF16", "float16": "F16", "float32": "F32"},
+    "float64": "F64",
+}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SPELLINGS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+# What configs alone are taken for.
+_BLOCK, _OUTER_BLOCK = 64, 256
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 # A record of a few names and numbers.
 _LONGEST_STATE = 4096
 
 
-class Modules(Library):
+def _int8_layout(shape: tuple[int, int]) -> Layout:
+    return {
+        "weight": Tensor("I8", shape),
+        "SCB": Tensor("F32", shape[:1]),
+        "weight_format": single("U8", optional=True),
+    }
+
+
+def _four_bit_layout(scheme: FourBit, storage: str) -> Layout:
+    """The tensors of a weight of 4 bits, without its record; codes are stored as `storage`."""
+    count = math.prod(scheme.shape)
+    blocks = -(-count // scheme.blocksize)
+    of_codes = (-(-count // 2) // _STORAGE[storage], 1)
+    layout = {
+        "weight": Tensor(storage, of_codes, tuple(_STORAGE)),
+        "weight.absmax": Tensor("U8" if scheme.nested else "F32", (blocks,)),
+    }
+    if scheme.nested:
+        outer = -(-blocks // scheme.nested.blocksize)
+        layout["weight.nested_absmax"] = Tensor("F32", (outer,))
+        layout["weight.nested_quant_map"] = Tensor("F32", (256,))
+    table = TABLES[scheme.type].numpy().tobytes()
+    return layout | {"weight.quant_map": Tensor("F32", (16,), content=table)}
+
+
+def _record(scheme: FourBit, dtype: str) -> bytes:
+    """The record of a weight whose dtype was `dtype`."""
+    state: dict[str, Any] = {
+        "quant_type": scheme.type,
+        "blocksize": scheme.blocksize,
+        "dtype": dtype,
+        "shape": list(scheme.shape),
+    }
+    if scheme.nested:
+        state |= {"nested_blocksize": scheme.nested.blocksize, "nested_dtype": "float32"}
+        state["nested_offset"] = scheme.nested.offset
+    return json.dumps(state).encode()
+
+
+class Modules(Library[BitsAndBytesConfig]):
     """Linears with `weight.absmax` or `SCB` beside their weight."""
 
     methods = frozenset(("bitsandbytes",))
+    method = METHOD
     marks = frozenset(("SCB", *_MARKS, *_FUSED))
     untold = UNTOLD
     records = frozenset(
         ("weight_format", "weight.quant_map", *(f"{_STATE}bitsandbytes__{kind}" for kind in TABLES))
     )
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_bitsandbytes(config)
-        self._checkpoint = checkpoint
-        mark = "SCB" if self._config.bits == 8 else "weight.absmax"
-        if not any(self.split(name)[1] == mark for name in checkpoint.tensors):
+    def parse(self, config: Mapping[str, Any]) -> BitsAndBytesConfig:
+        return parse_bitsandbytes(config)
+
+    def check(self) -> None:
+        bits = self.config.bits
+        mark = "SCB" if bits == 8 else "weight.absmax"
+        if not any(self.split(name)[1] == mark for name in self.checkpoint.tensors):
             # The library would quantize a dense checkpoint while it loads it.
             raise UnsupportedFormat(
-                f"{METHOD} of {self._config.bits} bits, and no tensor is a {mark}: a dense "
-                "checkpoint that is quantized as it is loaded is not supported"
+                f"{METHOD} of {bits} bits, and no tensor is a {mark}: a dense checkpoint that is "
+                "quantized as it is loaded is not supported"
             )
-
-    @property
-    def config(self) -> BitsAndBytesConfig:
-        return self._config
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -200,9 +187,25 @@ class Modules(Library):
             (module, f"weight.{rest}") if rest.startswith("quant_state.") else Library.split(name)
         )
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        return foresee(config)
+    def promise(self, linear: Linear) -> Layout | None:
+        config = self.config
+        if config.storage not in _STORAGE_NAMES:
+            raise UnsupportedFormat(
+                f"{METHOD} with bnb_4bit_quant_storage {shown(config.storage)}: not decoded"
+            )
+        listed = config.not_converted.spares(linear.module)
+        if listed or not (config.lists_dense or linear.in_layer):
+            return None
+        if config.bits == 8:
+            return _int8_layout(linear.shape)
+        nested = Nested(_OUTER_BLOCK, 0.5) if config.nested else None
+        dtype = _SPELLINGS[linear.dtype]
+        scheme = FourBit(linear.shape, config.type, _BLOCK, _DTYPES[dtype], nested)
+        record = _record(scheme, dtype)
+        return {
+            **_four_bit_layout(scheme, _STORAGE_NAMES[config.storage]),
+            f"{_STATE}bitsandbytes__{config.type}": Tensor("U8", (len(record),), content=record),
+        }
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         stored = Headers(module, tensors)
@@ -217,12 +220,11 @@ class Modules(Library):
         return by_bits[self.config.bits](stored), f"bitsandbytes {self.config.bits} bits"
 
     def _llm_int8(self, stored: Headers) -> LlmInt8:
-        _check_suffixes(stored, {"weight", "bias", "SCB", "weight_format"})
-        shape = stored.matrix("weight", ("I8",))
-        stored.expect("SCB", ("F32",), [(shape[0],)])
+        stored.refuse_others(("weight", "bias", "SCB", "weight_format"), METHOD)
+        shape = stored.matrix("weight")
+        stored.match(_int8_layout(shape))
         if "weight_format" in stored.tensors:
-            stored.expect_one("weight_format", ("U8",))
-            order = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight_format"))[0]
+            order = bytes(self.checkpoint.read_bytes(f"{stored.module}.weight_format"))[0]
             if order:
                 # Layouts of older GPUs' instructions.
                 raise UnsupportedFormat(
@@ -237,25 +239,14 @@ class Modules(Library):
             found = ", ".join(sorted(states)) or "none"
             raise stored.wrong(f"quantized in 4 bits, and not with one {_STATE}…: {found}")
         scheme = self._described(stored, states[0])
-        read = {*scheme.tensors, "weight.quant_map", states[0], "bias"}
-        _check_suffixes(stored, read)
-        count = math.prod(scheme.shape)
-        weight = stored.tensors.get("weight")
-        size = _STORAGE.get(weight.dtype, 1) if weight else 1
-        bytes_ = -(-count // 2)
+        known = (*scheme.tensors, "weight.quant_map", states[0], "bias")
+        stored.refuse_others(known, METHOD)
+        storage = stored.header("weight").dtype
+        size, bytes_ = _STORAGE.get(storage, 1), -(-math.prod(scheme.shape) // 2)
         if bytes_ % size:
             raise stored.wrong(f"{bytes_} bytes of codes are no whole number of {size} bytes each")
-        stored.expect("weight", tuple(_STORAGE), [(bytes_ // size, 1)])
-        blocks = -(-count // scheme.blocksize)
-        if scheme.nested:
-            stored.expect("weight.absmax", ("U8",), [(blocks,)])
-            outer = -(-blocks // scheme.nested.blocksize)
-            stored.expect("weight.nested_absmax", ("F32",), [(outer,)])
-            stored.expect("weight.nested_quant_map", ("F32",), [(256,)])
-        else:
-            stored.expect("weight.absmax", ("F32",), [(blocks,)])
-        stored.expect("weight.quant_map", ("F32",), [(16,)])
-        content = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight.quant_map"))
+        stored.match(_four_bit_layout(scheme, storage if storage in _STORAGE else "U8"))
+        content = bytes(self.checkpoint.read_bytes(f"{stored.module}.weight.quant_map"))
         table = torch.frombuffer(bytearray(content), dtype=torch.float32)
         if not torch.equal(table, TABLES[scheme.type]):
             raise stored.wrong(f"its quant_map is not that of {scheme.type}")
@@ -267,7 +258,7 @@ class Modules(Library):
         if info.dtype != "U8" or len(info.shape) != 1 or info.bytes > _LONGEST_STATE:
             raise stored.wrong(f"its {name} is {info.dtype} {list(info.shape)}, not a short text")
         try:
-            state = parse_json(bytes(self._checkpoint.read_bytes(info.name)), has_constants=False)
+            state = parse_json(bytes(self.checkpoint.read_bytes(info.name)), has_constants=False)
         except ValueError as error:
             raise stored.wrong(f"its {name} is not JSON: {error}") from None
         if not isinstance(state, dict):
@@ -286,13 +277,7 @@ class Modules(Library):
         blocksize, dtype = get("blocksize", _BLOCKS), get("dtype", tuple(_DTYPES))
         match state.get("shape"):
             case [int(rows), int(columns)] if (
-                rows > 0
-                and columns > 0
-                and bool
-                not in (
-                    type(rows),
-                    type(columns),
-                )
+                rows > 0 and columns > 0 and bool not in (type(rows), type(columns))
             ):
                 shape = rows, columns
             case other:
@@ -305,9 +290,3 @@ class Modules(Library):
                 raise stored.wrong(f"nested_offset {shown(offset)} in its {name} is not a number")
             nested = Nested(get("nested_blocksize", (256,)), offset)
         return FourBit(shape, kind, blocksize, _DTYPES[dtype], nested)
-
-
-def _check_suffixes(stored: Headers, read: set[str]) -> None:
-    if unknown := set(stored.tensors) - read:
-        names = ", ".join(sorted(unknown))
-        raise UnsupportedFormat(f"{stored.module}: {METHOD} with {names} is not supported")

@@ -1,13 +1,15 @@
-"""Weights of 8 bits as bitsandbytes stores them for LLM.int8: `weight` int8 and `SCB`, the largest
+"""Weights as bitsandbytes stores them.
+
+LLM.int8 has 8 bits: `weight` int8 and `SCB`, the largest
 magnitude of each row.
 
 The effective weight is code · SCB · (1 / 127), each product rounded in float32. LLM.int8 quantizes
 inputs too, a token's to int8 by its largest magnitude, but for columns that hold an outlier in any
-token of a window (`schemes.activations.outliers`): these are multiplied as they are with the effective
+token of a window (`quantize_apart`): these are multiplied as they are with the effective
 weight's columns, in the compute dtype, and added to the rounded product of the codes.
 Source: bitsandbytes 0.50, `int8_vectorwise_dequant`, `MatMul8bitLt`, `int8_mixed_scaled_mm`.
 
-Weights of 4 bits as bitsandbytes stores them: indices into a table of 16, under the largest
+Weights of 4 bits are indices into a table of 16, under the largest
 magnitude of a block.
 
 A weight [O, I] is one run of codes, two in a byte, the first in the high nibble; a block is a run

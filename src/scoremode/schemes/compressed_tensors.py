@@ -1,6 +1,12 @@
-"""compressed-tensors' formats by their names, and a module's Scheme by what the config says of it."""
+"""compressed-tensors' formats by their names, and a module's Scheme by what the config says of it.
+
+A format has a `layout` of a linear's tensors, and a `build` that takes a `Stored` and returns a Scheme,
+or raises naming the module and what does not fit: a missing tensor, a dtype, a shape, a field that the
+format doesn't have.
+"""
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
@@ -27,104 +32,11 @@ from scoremode.schemes.compressed_tensors_weights import (
 )
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
-from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
-from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Linear, Tensor, single
 from scoremode.schemes.library import Library
 from scoremode.schemes.unsupported import sparse_format
 
-__all__ = [
-    "FORMATS",
-    "Modules",
-    "Stored",
-    "build_float",
-    "build_int",
-    "build_mx",
-    "build_naive",
-    "build_nvfp4",
-    "build_packed",
-    "foresee",
-]
-
-
-def foresee(config: Mapping[str, Any]) -> Foresee:
-    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
-    parsed = parse_quantization(config)
-
-    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        group = parsed.group_of(linear.module)
-        if group is None or group.weights is None:
-            return None
-        form = str(group.format or parsed.format)
-        dense_words = has_dense_words(parsed.version)
-        return {
-            **_weight(linear, group.weights, form, dense_words=dense_words is not False),
-            **_inputs(group, form),
-        }
-
-    return tensors
-
-
-def _weight(
-    linear: Linear, weights: TensorFormat, form: str, *, dense_words: bool
-) -> dict[str, Foreseen]:
-    rows, columns = linear.shape
-    scales = _scaling(linear, weights).stored_shape
-    by_tensor = weights.strategy == "tensor"
-    of_scales = (1,) if by_tensor else scales
-    zero = {} if weights.symmetric else {"weight_zero_point": Foreseen("I8", of_scales)}
-    scale = {"weight_scale": Foreseen(linear.dtype, of_scales)}
-    if form == "pack-quantized":
-        bits = weights.bits
-
-        def words(values: int) -> int:
-            return -(-values * bits // 32) if dense_words else -(-values // (32 // bits))
-
-        shape = b"".join(n.to_bytes(8, "little") for n in linear.shape)
-        if zero and not by_tensor:
-            zero = {"weight_zero_point": Foreseen("I32", (words(rows), scales[1]))}
-        order = {}
-        if weights.actorder == "group":
-            size = weights.group_size or columns
-            places = b"".join((i // size).to_bytes(4, "little") for i in range(columns))
-            order = {"weight_g_idx": Foreseen("I32", (columns,), places)}
-        return {
-            "weight_packed": Foreseen("I32", (rows, words(columns))),
-            "weight_shape": Foreseen("I64", (2,), shape),
-            **scale,
-            **zero,
-            **order,
-        }
-    if form == "nvfp4-pack-quantized":
-        return {
-            "weight_packed": Foreseen("U8", (rows, columns // 2)),
-            "weight_scale": Foreseen("F8_E4M3", scales),
-            "weight_global_scale": Foreseen("F32", (1,)),
-        }
-    if form.startswith("mxfp"):
-        packed = {"weight_packed": Foreseen("U8", (rows, columns * weights.bits // 8))}
-        if weights.bits == 8:
-            packed = {"weight": Foreseen("F8_E4M3", linear.shape)}
-        return packed | {"weight_scale": Foreseen("U8", scales)}
-    dtype = "I8" if weights.type == "int" else "F8_E4M3"
-    return {"weight": Foreseen(dtype, linear.shape), **scale, **zero}
-
-
-def _scaling(linear: Linear, weights: TensorFormat) -> Scaling:
-    if weights.strategy == "block":
-        return Scaling(linear.shape, "block", block=weights.block)
-    if weights.strategy in ("group", "tensor_group"):
-        return Scaling(linear.shape, "group", weights.group_size)
-    return Scaling(linear.shape, weights.strategy)
-
-
-def _inputs(group: Group, form: str) -> dict[str, Foreseen]:
-    inputs = group.inputs
-    if inputs is None or inputs.dynamic is True:
-        return {}
-    if inputs.dynamic == "local":
-        return {"input_global_scale": Foreseen("F32", (1,))}
-    zero = {} if inputs.symmetric else {"input_zero_point": Foreseen("I8", (1,))}
-    return {"input_scale": Foreseen("F32", (1,))} | zero
+__all__ = ["FORMATS", "Format", "Modules", "Stored", "has_dense_words"]
 
 
 Built = TypeVar("Built", bound=FactoredScheme)
@@ -159,23 +71,11 @@ class Stored(Headers):
     def scaling(self, shape: tuple[int, int]) -> Scaling:
         """The Scaling of the weights. Raises CheckpointError for a size that is not given."""
         weights = self.weights
-        if weights.strategy == "block":
-            if weights.block is None:
-                raise self.wrong("quantized by block, and its block_structure is not given")
-            return Scaling(shape, "block", block=weights.block)
-        if weights.strategy not in ("group", "tensor_group"):
-            return Scaling(shape, weights.strategy)
-        if weights.group_size is None:
+        if weights.strategy == "block" and weights.block is None:
+            raise self.wrong("quantized by block, and its block_structure is not given")
+        if weights.strategy in ("group", "tensor_group") and weights.group_size is None:
             raise self.wrong("quantized by group, and its group size is not given")
-        return Scaling(shape, "group", weights.group_size)
-
-    def expect_scale(self, suffix: str, dtypes: tuple[str, ...], scaling: Scaling) -> None:
-        """Scales or zero points; one a row may be a vector, one a tensor of any rank."""
-        shape = scaling.stored_shape
-        if scaling.strategy == "tensor":
-            self.expect_one(suffix, dtypes)
-        else:
-            self.expect(suffix, dtypes, [shape, shape[:1]] if shape[1] == 1 else [shape])
+        return _scaling(shape, weights)
 
     def inputs(self, columns: int) -> Inputs | None:
         """Returns how the config has the module's input quantized, its static tensors checked."""
@@ -200,20 +100,12 @@ class Stored(Headers):
             raise self.unsupported(f"inputs {dynamic}{f}")
         if f.group_size and columns % f.group_size:
             raise self.wrong(f"its {columns} inputs are quantized in groups of {f.group_size}")
-        tensors: tuple[str, ...] = ()
-        if local:
-            self.check_input("input_global_scale")
-            tensors = ("input_global_scale",)
-        elif f.dynamic is False:
-            self.check_input("input_scale")
-            tensors = ("input_scale",)
-            if not f.symmetric:
-                self.check_input("input_zero_point", ("I8",))
-                tensors += ("input_zero_point",)
-            elif "input_zero_point" in self.tensors:
-                # Older releases stored those of symmetric inputs too.
-                self._expect_zero("input_zero_point")
-        return Inputs(f, tensors)
+        layout = _layout_of_inputs(f)
+        self.match(layout)
+        if f.dynamic is False and f.symmetric and "input_zero_point" in self.tensors:
+            # Older releases stored those of symmetric inputs too.
+            self._expect_zero("input_zero_point")
+        return Inputs(f, tuple(layout))
 
     def used_by(self, scheme: Built, *others: str) -> Built:
         """The `scheme`. Raises UnsupportedFormat for tensors that neither it nor anything else uses."""
@@ -232,7 +124,7 @@ class Stored(Headers):
         return scheme
 
     def _expect_zero(self, suffix: str) -> None:
-        self.expect_one(suffix, ("I8", "I32", "F8_E4M3", *SCALES))
+        self.match({suffix: single("I8", (1,), ("I8", "I32", "F8_E4M3", *SCALES))})
         # A zero of any of them, a negative one included, has no bit but the sign's.
         content = self.read(f"{self.module}.{suffix}")
         if int.from_bytes(content, "little") not in (0, 0x80 << 8 * (len(content) - 1)):
@@ -240,9 +132,96 @@ class Stored(Headers):
 
 
 _FIRST_DENSE = (0, 18)
-
-
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
+
+
+def _scaling(shape: tuple[int, int], weights: TensorFormat) -> Scaling:
+    if weights.strategy == "block":
+        return Scaling(shape, "block", block=weights.block)
+    if weights.strategy in ("group", "tensor_group"):
+        return Scaling(shape, "group", weights.group_size)
+    return Scaling(shape, weights.strategy)
+
+
+def _layout_of_inputs(inputs: TensorFormat) -> dict[str, Tensor]:
+    """Static scales and zero points of a linear's input. Weights alone don't need them; arithmetic that
+    quantizes the input asks for them when the model is built."""
+    scale = single("F32", (1,), SCALES, optional=True)
+    if inputs.dynamic == "local":
+        return {"input_global_scale": scale}
+    if inputs.dynamic:
+        return {}
+    zero = {"input_zero_point": single("I8", (1,), ("I8",), optional=True)}
+    return {"input_scale": scale} | ({} if inputs.symmetric else zero)
+
+
+def _by_scale(scaling: Scaling, dtype: str, dtypes: tuple[str, ...]) -> Tensor:
+    """Scales or zero points; one a row may be a vector, one a tensor has any rank."""
+    shape = scaling.stored_shape
+    if scaling.strategy == "tensor":
+        return single(dtype, (1,), dtypes)
+    return Tensor(dtype, shape, dtypes, (shape, shape[:1]) if shape[1] == 1 else ())
+
+
+def packed_layout(
+    shape: tuple[int, int], weights: TensorFormat, dtype: str = "BF16", *, dense: bool = True
+) -> dict[str, Tensor]:
+    """pack-quantized: words of codes, and of zero points along the outputs; see `PackQuantized`."""
+    (rows, columns), bits, scaling = shape, weights.bits, _scaling(shape, weights)
+
+    def words(values: int) -> int:
+        return -(-values * bits // 32) if dense else -(-values // (32 // bits))
+
+    layout = {
+        "weight_shape": Tensor("I64", (2,), ("I64", "I32"), content=struct.pack("<2q", *shape)),
+        "weight_packed": Tensor("I32", (rows, words(columns))),
+        "weight_scale": _by_scale(scaling, dtype, SCALES),
+    }
+    if not weights.symmetric:
+        groups = scaling.stored_shape[1]
+        of_words = Tensor("I32", (words(rows), groups))
+        of_tensor = single("I8", (1,))
+        layout["weight_zero_point"] = of_tensor if scaling.strategy == "tensor" else of_words
+    if weights.actorder == "group":
+        layout["weight_g_idx"] = Tensor("I32", (columns,), ("I32", "I64"))
+    return layout
+
+
+def naive_layout(
+    shape: tuple[int, int], weights: TensorFormat, dtype: str = "BF16"
+) -> dict[str, Tensor]:
+    """int-quantized, float-quantized and naive-quantized: a byte an element."""
+    scaling = _scaling(shape, weights)
+    layout = {
+        "weight": Tensor("I8" if weights.type == "int" else "F8_E4M3", shape),
+        "weight_scale": _by_scale(scaling, dtype, SCALES),
+    }
+    if not weights.symmetric:
+        layout["weight_zero_point"] = _by_scale(scaling, "I8", ("I8",))
+    return layout
+
+
+def nvfp4_layout(
+    shape: tuple[int, int], weights: TensorFormat, dtype: str = "BF16"
+) -> dict[str, Tensor]:
+    """nvfp4-pack-quantized: pairs of e2m1 under float8 scales, under one for all."""
+    rows, columns = shape
+    return {
+        "weight_packed": Tensor("U8", (rows, columns // 2)),
+        "weight_scale": Tensor("F8_E4M3", _scaling(shape, weights).stored_shape),
+        "weight_global_scale": single("F32", (1,)),
+    }
+
+
+def mx_layout(
+    shape: tuple[int, int], weights: TensorFormat, dtype: str = "BF16"
+) -> dict[str, Tensor]:
+    """mxfp4-pack-quantized, mxfp6-pack-quantized, mxfp8-quantized: floats under powers of two."""
+    (rows, columns), bits = shape, weights.bits
+    scale = Tensor("U8", _scaling(shape, weights).stored_shape, POWERS_OF_TWO)
+    if bits == 8:
+        return {"weight": Tensor("F8_E4M3", shape), "weight_scale": scale}
+    return {"weight_packed": Tensor("U8", (rows, columns * bits // 8)), "weight_scale": scale}
 
 
 def build_packed(stored: Stored) -> PackQuantized:
@@ -254,10 +233,10 @@ def build_packed(stored: Stored) -> PackQuantized:
         or weights.strategy not in ("group", "channel", "tensor")
     ):
         raise stored.unsupported(f"weights {weights}")
-    rows, columns = shape = _stored_shape(stored)
+    shape = _stored_shape(stored)
     scaling = stored.scaling(shape)
     has_g_idx = weights.actorder == "group"
-    inputs = stored.inputs(columns)
+    inputs = stored.inputs(shape[1])
     if has_g_idx and scaling.size is None:
         raise stored.wrong("in activation order by group, and has no groups")
     if has_g_idx and inputs is not None:
@@ -265,17 +244,11 @@ def build_packed(stored: Stored) -> PackQuantized:
     if not has_g_idx and "weight_g_idx" in stored.tensors:
         raise stored.wrong("has weight_g_idx, and the config says no actorder group")
     has_zero_point = stored.has_zero_points()
-    layouts = _layouts(stored, "weight_packed", rows, columns, transposed=False)
-    stored.expect_scale("weight_scale", SCALES, scaling)
-    if has_zero_point and scaling.strategy == "tensor":
-        stored.expect_one("weight_zero_point", ("I8",))
-    elif has_zero_point:
-        groups = scaling.stored_shape[1]
-        layouts &= _layouts(stored, "weight_zero_point", groups, rows, transposed=True)
-    dense = _is_dense(stored, layouts)
+    dense = _is_dense(stored, shape)
+    stored.match(packed_layout(shape, weights, dense=dense))
     scheme = PackQuantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
     if has_g_idx:
-        _check_order(stored, columns, scaling.size)
+        _check_order(stored, shape[1], scaling.size)
     return stored.used_by(scheme, "weight_shape")
 
 
@@ -287,29 +260,25 @@ def _stored_shape(stored: Stored) -> tuple[int, int]:
     return rows, columns
 
 
-def _layouts(stored: Stored, suffix: str, rows: int, values: int, *, transposed: bool) -> set[bool]:
-    """Layouts, dense or not, that `values` packed to [rows, words] may have by their width."""
-    bits = stored.weights.bits
-    widths = {True: -(-values * bits // 32), False: -(-values // (32 // bits))}
-    shapes = {k: (w, rows) if transposed else (rows, w) for k, w in widths.items()}
-    info = stored.expect(suffix, ("I32",), list(dict.fromkeys(shapes.values())))
-    found = {dense for dense, shape in shapes.items() if shape == info.shape}
-    # Within one word, and for widths that divide it, both are the same.
-    return {True, False} if values <= 32 // bits or 32 % bits == 0 else found
-
-
-def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
+def _is_dense(stored: Stored, shape: tuple[int, int]) -> bool:
+    """Tells whether values run on over words, by the widths of what is stored; where these are the same
+    in both layouts, by the config's version."""
+    both = {dense: packed_layout(shape, stored.weights, dense=dense) for dense in (True, False)}
+    axes = {"weight_packed": 1}
+    if "weight_zero_point" in both[True] and stored.weights.strategy != "tensor":
+        axes["weight_zero_point"] = 0
+    layouts, words = set(both), []
+    for suffix, axis in axes.items():
+        shapes = {dense: layout[suffix].shape for dense, layout in both.items()}
+        info = stored.expect(suffix, ("I32",), dict.fromkeys(shapes.values()))
+        layouts &= {dense for dense, of_words in shapes.items() if of_words == info.shape}
+        words.append(info.shape[axis])
     if not layouts:
         raise stored.wrong("its weights and zero points are packed in different layouts")
     bits = stored.weights.bits
-    if len(layouts) == 1 or 32 % bits == 0:
+    if len(layouts) == 1 or 32 % bits == 0 or max(words) == 1:
+        # Within one word, and for widths that divide it, both are the same.
         return True in layouts
-    words = [stored.tensors["weight_packed"].shape[1]]
-    if "weight_zero_point" in stored.tensors and stored.weights.strategy != "tensor":
-        words.append(stored.tensors["weight_zero_point"].shape[0])
-    if max(words) == 1:
-        # Within one word both layouts agree.
-        return True
     version = stored.config.version
     if (told := has_dense_words(version)) is not None:
         return told
@@ -337,7 +306,7 @@ def has_dense_words(version: str | None) -> bool | None:
 def _check_order(stored: Stored, columns: int, size: int | None) -> None:
     """Every group has its `size` inputs, the last one what is left."""
     assert size is not None
-    info = stored.expect("weight_g_idx", ("I32", "I64"), [(columns,)])
+    info = stored.header("weight_g_idx")
     given = np.frombuffer(stored.read(info.name), _INTEGERS[info.dtype])
     if not np.array_equal(np.sort(given), np.arange(columns) // size):
         raise CheckpointError(
@@ -361,12 +330,11 @@ def build_int(stored: Stored) -> IntQuantized:
     ):
         order = f" in activation order {weights.actorder}" if weights.actorder else ""
         raise stored.unsupported(f"weights {weights}{order}")
-    shape = stored.matrix("weight", ("I8",))
+    shape = stored.matrix("weight")
     scaling = stored.scaling(shape)
+    stored.match(naive_layout(shape, weights))
     inputs = stored.inputs(shape[1])
-    stored.expect_scale("weight_scale", SCALES, scaling)
-    if stored.has_zero_points():
-        stored.expect_scale("weight_zero_point", ("I8",), scaling)
+    stored.has_zero_points()
     return stored.used_by(IntQuantized(scaling, weights.bits, not weights.symmetric, inputs=inputs))
 
 
@@ -381,10 +349,10 @@ def build_float(stored: Stored) -> FloatQuantized:
         or weights.is_mx
     ):
         raise stored.unsupported(f"weights {weights}")
-    shape = stored.matrix("weight", ("F8_E4M3",))
-    scheme = FloatQuantized(stored.scaling(shape), inputs=stored.inputs(shape[1]))
-    stored.expect_scale("weight_scale", SCALES, scheme.scaling)
-    return stored.used_by(scheme)
+    shape = stored.matrix("weight")
+    scaling = stored.scaling(shape)
+    stored.match(naive_layout(shape, weights))
+    return stored.used_by(FloatQuantized(scaling, inputs=stored.inputs(shape[1])))
 
 
 def build_nvfp4(stored: Stored) -> Nvfp4:
@@ -396,10 +364,9 @@ def build_nvfp4(stored: Stored) -> Nvfp4:
         or not weights.symmetric
     ):
         raise stored.unsupported(f"weights {weights}")
-    rows, width = stored.matrix("weight_packed", ("U8",))
+    rows, width = stored.matrix("weight_packed")
     scaling = stored.scaling((rows, 2 * width))
-    stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
-    stored.expect_one("weight_global_scale", ("F32",))
+    stored.match(nvfp4_layout(scaling.shape, weights))
     return stored.used_by(Nvfp4(scaling, inputs=stored.inputs(2 * width)))
 
 
@@ -414,31 +381,35 @@ def build_mx(stored: Stored, bits: int) -> Mx:
         or weights.actorder == "group"
     ):
         raise stored.unsupported(f"weights {weights}")
-    if bits == 8:
-        rows, width = stored.matrix("weight", ("F8_E4M3",))
-    else:
-        rows, width = stored.matrix("weight_packed", ("U8",))
+    rows, width = stored.matrix("weight" if bits == 8 else "weight_packed")
     if bits == 6 and width % 3:
         raise stored.wrong(f"its rows have {width} bytes, and four values take three")
-    columns = width * 8 // bits
-    scaling = stored.scaling((rows, columns))
-    stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
-    return stored.used_by(Mx(scaling, bits, inputs=stored.inputs(columns)))
+    scaling = stored.scaling((rows, width * 8 // bits))
+    stored.match(mx_layout(scaling.shape, weights))
+    return stored.used_by(Mx(scaling, bits, inputs=stored.inputs(scaling.shape[1])))
 
 
-FORMATS: dict[str, Callable[[Stored], FactoredScheme]] = {
-    "pack-quantized": build_packed,
-    "int-quantized": build_int,
-    "float-quantized": build_float,
-    "naive-quantized": build_naive,
-    "nvfp4-pack-quantized": build_nvfp4,
-    "mxfp4-pack-quantized": partial(build_mx, bits=4),
-    "mxfp6-pack-quantized": partial(build_mx, bits=6),
-    "mxfp8-quantized": partial(build_mx, bits=8),
+@dataclass(frozen=True)
+class Format:
+    """A linear's tensors, by O × I, the format of its weights and the model's dtype; and its Scheme."""
+
+    layout: Callable[[tuple[int, int], TensorFormat, str], dict[str, Tensor]]
+    build: Callable[[Stored], FactoredScheme]
+
+
+FORMATS = {
+    "pack-quantized": Format(packed_layout, build_packed),
+    "int-quantized": Format(naive_layout, build_int),
+    "float-quantized": Format(naive_layout, build_float),
+    "naive-quantized": Format(naive_layout, build_naive),
+    "nvfp4-pack-quantized": Format(nvfp4_layout, build_nvfp4),
+    "mxfp4-pack-quantized": Format(mx_layout, partial(build_mx, bits=4)),
+    "mxfp6-pack-quantized": Format(mx_layout, partial(build_mx, bits=6)),
+    "mxfp8-quantized": Format(mx_layout, partial(build_mx, bits=8)),
 }
 
 
-class Modules(Library):
+class Modules(Library[QuantizationConfig]):
     """The quantized modules of a checkpoint, each in the format of the group that claims it."""
 
     methods = frozenset(("compressed-tensors",))
@@ -446,28 +417,30 @@ class Modules(Library):
         ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
     )
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._checkpoint = checkpoint
-        self._config = parse_quantization(config)
-        # Experts come by the ten thousand, and but for their names each is like the other.
-        self._alike: dict[tuple, FactoredScheme] = {}
+    def parse(self, config: Mapping[str, Any]) -> QuantizationConfig:
+        return parse_quantization(config)
 
-    @property
-    def config(self) -> QuantizationConfig:
-        return self._config
-
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        return foresee(config)
+    def promise(self, linear: Linear) -> Layout | None:
+        config, group = self.config, self.config.group_of(linear.module)
+        if group is None or group.weights is None:
+            return None
+        name, weights = str(group.format or config.format), group.weights
+        # A format that is not known `scheme` refuses.
+        layout = FORMATS[name].layout if name in FORMATS else naive_layout
+        if layout is packed_layout:
+            layout = partial(packed_layout, dense=has_dense_words(config.version) is not False)
+        tensors = layout(linear.shape, weights, linear.dtype)
+        if "weight_g_idx" in tensors:
+            columns = linear.shape[1]
+            places = (np.arange(columns) // (weights.group_size or columns)).astype("<i4")
+            order = tensors["weight_g_idx"]._replace(content=places.tobytes())
+            tensors["weight_g_idx"] = order
+        return tensors | (_layout_of_inputs(group.inputs) if group.inputs else {})
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
         stored = self._claim(module, tensors)
-        key = self._key(stored)
-        scheme = self._alike.get(key) if key else None
-        if scheme is None:
-            scheme = FORMATS[stored.format](stored)
-            if key:
-                self._alike[key] = scheme
+        build, key = FORMATS[stored.format].build, self._key(stored)
+        scheme = build(stored) if key is None else self.alike(key, lambda: build(stored))
         return scheme, stored.group.name
 
     def _claim(self, module: str, tensors: Mapping[str, TensorInfo]) -> Stored:
@@ -480,7 +453,7 @@ class Modules(Library):
             raise CheckpointError(
                 f"{module} is stored quantized, and group {group.name} quantizes no weights"
             )
-        read = self._checkpoint.read_bytes
+        read = self.checkpoint.read_bytes
         stored = Stored(module, tensors, self.config, group, group.weights, read)
         if stored.format == "mixed-precision":
             raise stored.wrong(
@@ -492,7 +465,7 @@ class Modules(Library):
         return stored
 
     def _key(self, stored: Stored) -> tuple | None:
-        """All that a Scheme is made from, None where that is more than headers and a shape."""
+        """Everything that a Scheme is made from, None where that is more than headers and a shape."""
         tensors = stored.tensors
         if "weight_g_idx" in tensors or "input_zero_point" in tensors:
             return None

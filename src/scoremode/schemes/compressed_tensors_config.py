@@ -4,9 +4,8 @@ No release of the library parses every checkpoint that people have, so the field
 by no name but their own: a group called NVFP4A16 whose fields say W4A4 is W4A4.
 Source: compressed-tensors' QuantizationConfig, QuantizationScheme, QuantizationArgs (0.17, 0.20).
 
-compressed-tensors' presets: what a group means that is only a name and its targets.
-
-Source: compressed-tensors 0.20, `PRESET_SCHEMES`; a test compares each.
+A group that is only a name and its targets means a preset (0.20, `PRESET_SCHEMES`; a test compares
+each).
 """
 
 import re

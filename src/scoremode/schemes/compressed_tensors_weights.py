@@ -1,4 +1,6 @@
-"""pack-quantized: integers of 2 to 8 bits in int32 words, with scales and optional zero points.
+"""Weights in compressed-tensors' formats.
+
+pack-quantized: integers of 2 to 8 bits in int32 words, with scales and optional zero points.
 
 Layout (compressed-tensors, `pack_to_int32`): values are stored plus 2^(bits-1) to be unsigned, and fill
 a row's words from the lowest bits. Zero points are packed the same way along the output dimension,

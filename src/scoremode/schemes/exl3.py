@@ -1,15 +1,4 @@
-"""The quantized modules of a checkpoint of ExLlamaV3, and their Schemes.
-
-Heads are quantized as other linears are, and apart from an embedding that they are tied to, which stays
-dense; experts are linears of their own, and so are the parts of linears that a model has as one.
-
-`quantization_config` of ExLlamaV3 (`quant_method: exl3`).
-
-Its `bits` are an average over all linears, which one has how many its tensors tell, and so do they tell
-the codebook: what it says of calibration, output scales and `tensor_storage` changes no weight.
-Source: exllamav3 1.4.1, `conversion/compile.py`.
-
-Weights as EXL3 stores them: trellis codes between two rotations.
+"""EXL3, ExLlamaV3's format: trellis codes between two rotations.
 
 The effective weight [O, I] is suh[i] · svh[o] times what Hadamard's matrix of 128, scaled to be
 orthogonal, makes of each 128 × 128 block of the inner weight from both sides. It is float32 in one
@@ -17,16 +6,19 @@ order, whatever computes it: additions and subtractions of what lies 1, 2, 4, �
 inputs and then along the outputs, and one product with suh · svh / 128, which is exact. The library has
 the same inner weight and no one way from there: it rotates inputs and outputs in halves, or rounds the
 weight to halves after each side.
-Source: exllamav3 1.4.1, `LinearEXL3.get_weight_tensor`, `hadamard_inner.cuh`.
 
-Trellis codes of EXL3: the inner weight, whose values are those of a procedural codebook.
+The inner weight's values are those of a procedural codebook. A tile of 16 inputs × 16 outputs is one
+ring of 256 · K bits. The value at place t is the codebook's for the 16 bits that end with bit
+(t + 1) · K, so that neighbours share 16 − K bits of their codes. Bits are counted from the highest of
+each 32-bit word on; places are in the order in which a tensor core's fragment has them, a permutation
+of the bits of t: from the lowest one they are input 0 and 3, output 3, input 1 and 2, output 0, 1
+and 2.
 
-A tile of 16 inputs × 16 outputs is one ring of 256 · K bits. The value at place t is the codebook's for
-the 16 bits that end with bit (t + 1) · K, so that neighbours share 16 − K bits of their codes. Bits are
-counted from the highest of each 32-bit word on; places are in the order in which a tensor core's
-fragment has them, a permutation of the bits of t: from the lowest one they are input 0 and 3, output 3,
-input 1 and 2, output 0, 1 and 2.
-Source: exllamav3 1.4.1, `exllamav3_ext/quant/{codebook,exl3_dq}.cuh`, `reconstruct.cu`.
+A config's `bits` are an average over all linears; each one's tensors tell its bits and its codebook.
+Heads are quantized as other linears are, and apart from an embedding that they are tied to, which stays
+dense; experts are linears of their own, and so are the parts of linears that a model has as one.
+Source: exllamav3 1.4.1, `conversion/compile.py`, `LinearEXL3.get_weight_tensor`,
+`hadamard_inner.cuh`, `exllamav3_ext/quant/{codebook,exl3_dq}.cuh`, `reconstruct.cu`.
 """
 
 from collections.abc import Mapping
@@ -36,14 +28,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.layout import Headers, single
 from scoremode.schemes.library import Library, TensorsDecide
 
 __all__ = [
@@ -115,8 +106,8 @@ class Exl3:
         return None
 
     def fitted(self, shape: tuple[int, ...]) -> "Exl3":
-        """The same for a model whose weight has this shape, where it is stored padded to whole blocks;
-        itself for any other shape.
+        """The format for a model whose weight has this shape, where it is stored padded to whole
+        blocks; itself for any other shape.
 
         What lies beyond are inputs that are always zero, and outputs that nothing reads.
         """
@@ -261,10 +252,12 @@ _DIVIDED = {"laguna", "mistral4"}
 _READ = {"trellis", "suh", "svh", "su", "sv", "bias", *_MARKERS}
 
 
-class Modules(Library):
+class Modules(Library[Exl3Config]):
     """Linears with a `trellis`."""
 
     methods = frozenset(("exl3",))
+    method = METHOD
+    required = "trellis"
     marks = frozenset(("trellis", "suh", "svh"))
     records = frozenset(_MARKERS)
     # Phi-3's and GLM-4's.
@@ -273,13 +266,13 @@ class Modules(Library):
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_exl3(config)
-        self._checkpoint = checkpoint
-        self._alike: dict[Exl3, Exl3] = {}
-        if not any(name.endswith(".trellis") for name in checkpoint.tensors):
-            raise UnsupportedFormat(f"{METHOD}, and no tensor is a trellis: not decoded")
-        for described in (checkpoint.config, checkpoint.config.get("text_config")):
+    def parse(self, config: Mapping[str, Any]) -> Exl3Config:
+        return parse_exl3(config)
+
+    def check(self) -> None:
+        super().check()
+        model = self.checkpoint.config
+        for described in (model, model.get("text_config")):
             kind = described.get("model_type") if isinstance(described, Mapping) else None
             if isinstance(kind, str) and kind in _DIVIDED:
                 raise UnsupportedFormat(
@@ -287,16 +280,10 @@ class Modules(Library):
                     "not decoded"
                 )
 
-    @property
-    def config(self) -> Exl3Config:
-        return self._config
-
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Exl3, str]:
         stored = Headers(module, tensors)
-        if unknown := set(tensors) - _READ:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
-        inputs, outputs, width = stored.of_shape("trellis", ("I16",), (None, None, None))
+        stored.refuse_others(_READ, METHOD)
+        inputs, outputs, width = stored.of_shape("trellis", (None, None, None), ("I16",))
         bits = width // TILE
         if width % TILE or not 1 <= bits <= 8:
             raise stored.wrong(f"{width} words a tile are not 1 to 8 bits in each of 256 codes")
@@ -309,7 +296,7 @@ class Modules(Library):
             self._has_signs(stored, kind, size) for kind, size in (("u", shape[1]), ("v", shape[0]))
         )
         scheme = Exl3(shape, bits, self._codebook(stored), (signs[0], signs[1]))
-        return self._alike.setdefault(scheme, scheme), "exl3"
+        return self.alike(scheme, lambda: scheme), "exl3"
 
     @staticmethod
     def _has_signs(stored: Headers, kind: str, size: int) -> bool:
@@ -331,8 +318,8 @@ class Modules(Library):
             return CODEBOOKS[0]
         if len(marked) > 1:
             raise stored.wrong(f"it is marked as of codebook {' and '.join(marked)}")
-        stored.expect_one(marked[0], ("I32", "U32"))
-        content = bytes(self._checkpoint.read_bytes(stored.tensors[marked[0]].name))
+        stored.match({marked[0]: single("I32", dtypes=("I32", "U32"))})
+        content = bytes(self.checkpoint.read_bytes(stored.tensors[marked[0]].name))
         multiplier = int.from_bytes(content, "little")
         if multiplier != MULTIPLIERS[marked[0]]:
             raise UnsupportedFormat(

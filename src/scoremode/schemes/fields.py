@@ -3,8 +3,8 @@
 JSON has no schema, and Python is generous: `int("4")`, `int(4.7)`, `bool("false")`, `True == 1` would
 all pass for what somebody meant. A value of another type than the field's is an error that shows it.
 
-Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it, and
-what other libraries have beside them.
+A `TensorFormat` is what configs say of one tensor: the fields of compressed-tensors' QuantizationArgs
+that decide it, and what other libraries have beside them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -154,7 +154,7 @@ class UnreadCache:
 def declared_cache(
     parse: Callable[[], TensorFormat | None],
 ) -> TensorFormat | UnreadCache | None:
-    """What `parse` finds declared of keys and values, or why it can't be read."""
+    """The format of keys and values that `parse` finds, or why it can't be read."""
     try:
         return parse()
     except (CheckpointError, UnsupportedFormat) as error:

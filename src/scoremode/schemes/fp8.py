@@ -1,21 +1,16 @@
-"""The quantized modules of a checkpoint whose `quant_method` is `fp8`, and their Schemes.
+"""FP8 as transformers' FineGrainedFP8 has it, and DeepSeek, Qwen and others publish it.
 
-A linear has a `weight` and its scales; experts that are stored as one have `gate_up_proj` (or
-`up_proj`) and `down_proj` [E, O, I], each with its `_scale_inv`.
-
-`quantization_config` of transformers' FineGrainedFP8, as DeepSeek, Qwen and others publish it.
+A linear has a `weight` of one float8 an element, with a scale a block, a row or a tensor; experts that
+are stored as one have `gate_up_proj` (or `up_proj`) and `down_proj` [E, O, I], each with its
+`_scale_inv`; some experts are pairs of e2m1 in groups of 32. The scale multiplies, whatever its name:
+the effective weight is code times scale in float32, rounded once more to the dtype that is computed in.
+Scales are floats, or powers of two in a byte each (ue8m0). The last blocks of rows and of columns may
+be short, as in DeepSeek's kernels.
 
 Which linears are quantized is told by their tensors: a checkpoint's list of others may be missing
 (DeepSeek's, whose head is dense all the same) or name them by other names (GLM-5's), and transformers
 uses a dense weight as it is wherever it finds one.
-Source: transformers 5.23, `FineGrainedFP8Config`.
-
-Weights of one float8 an element, with a scale a block, a row or a tensor; experts of e2m1.
-
-The scale multiplies, whatever its name: the effective weight is code times scale in float32, rounded
-once more to the dtype that is computed in. Scales are floats, or powers of two in a byte each (ue8m0).
-The last blocks of rows and of columns may be short, as in DeepSeek's kernels.
-Source: transformers 5.23, `Fp8Dequantize`, for whole blocks and e2m1;
+Source: transformers 5.23, `FineGrainedFP8Config`, `Fp8Dequantize`, for whole blocks and e2m1;
 compressed-tensors' `FP8BlockDequantizer` for short ones.
 """
 
@@ -27,7 +22,6 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
@@ -35,9 +29,8 @@ from scoremode.schemes.base import FactoredScheme, Scheme
 from scoremode.schemes.compressed_tensors_weights import FloatQuantized, Mx
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
-from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.fused_experts import Expert, Stacked
-from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, UNTOLD, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import NotConverted
 
@@ -54,7 +47,7 @@ _MORE = (
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """What of the config decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `block`: rows and columns that share a scale, None for one scale a tensor or a row; `says_block`:
       whether that is said, and no default of transformers'.
@@ -80,7 +73,7 @@ class Fp8Config:
 
     @property
     def inputs(self) -> TensorFormat:
-        """How a linear's input is quantized."""
+        """The format of a linear's input."""
         if self.static:
             return TensorFormat(8, "float", "tensor")
         if self.block is None:
@@ -206,7 +199,6 @@ _PLAIN, _SHORT = "weight_scale", "scale"
 _PROJECTION = re.compile(
     r"(.*\.experts\.(?:gate_up_proj|up_proj|down_proj))(?:_scale_inv|_activation_scale)?"
 )
-_BYTES = ("U8", "F8_E8M0")
 # Scales of the outputs of linears of keys and values.
 _OF_THE_CACHE = frozenset(("k_scale", "v_scale", "output_scale"))
 # e2m1 that share a scale.
@@ -215,36 +207,92 @@ _GROUP = 32
 
 @dataclass(frozen=True)
 class _Names:
-    """What a module's tensors are called: its weight, its scales, the static scale of its input."""
+    """The names of a module's tensors: its weight, its scales, the static scale of its input."""
 
     weight: str
     scale: str
     inputs: str
 
 
-class Modules(Library):
+def _layout(
+    names: _Names,
+    shape: tuple[int, ...],
+    scales: list[tuple[int, ...]],
+    config: Fp8Config,
+    *,
+    in_pairs: bool,
+) -> Layout:
+    """The tensors of a linear [O, I], or of experts [E, O, I]; scales have one of these shapes."""
+    *around, columns = shape
+    weight = Tensor("F8_E4M3", shape)
+    of_scales = "F8_E8M0" if in_pairs or config.powers_of_two else "F32"
+    dtypes = POWERS_OF_TWO if in_pairs else (*SCALES, *POWERS_OF_TWO)
+    if in_pairs:
+        weight = Tensor("I8", (*around, columns // 2))
+    layout = {
+        names.weight: weight,
+        names.scale: Tensor(of_scales, scales[0], dtypes, tuple(scales)),
+    }
+    if config.static:
+        shapes = (shape[:1],) if len(shape) == 3 else ((), (1,), (1, 1))
+        layout[names.inputs] = Tensor("F32", shapes[0], SCALES, shapes, optional=True)
+    return layout
+
+
+def _scalings(
+    shape: tuple[int, int],
+    config: Fp8Config,
+    experts: tuple[int, ...] = (),
+    *,
+    in_pairs: bool = False,
+    fused: bool = False,
+) -> dict[tuple[int, ...], Scaling]:
+    """The possible Scalings by the shape of the scales: of groups, of blocks, of rows, or of a tensor.
+
+    - `experts`: how many are stored as one, none for a linear; `fused`: whether they are gates and ups.
+    """
+    rows, columns = shape
+    if in_pairs:
+        scaling = Scaling(shape, "group", _GROUP)
+        return {(*experts, *scaling.stored_shape): scaling}
+    if config.block is not None:
+        scaling = Scaling(shape, "block", block=config.block)
+        possible = {(*experts, *scaling.stored_shape): scaling}
+        halved, width = scaling.stored_shape[0] == 1, config.block[1]
+    else:
+        possible = {(*experts, 1, 1): Scaling(shape, "tensor")}
+        if not experts:
+            possible |= dict.fromkeys([(), (1,)], Scaling(shape, "tensor"))
+            possible.setdefault((rows,), Scaling(shape, "channel"))
+        possible.setdefault((*experts, rows, 1), Scaling(shape, "channel"))
+        halved, width = True, columns
+    if halved and fused and rows > 2 and rows % 2 == 0:
+        # Gate and up have scales of their own where both are within one block.
+        half = Scaling(shape, "block", block=(rows // 2, width))
+        possible.setdefault((*experts, 2, ceil(columns / width)), half)
+    return possible
+
+
+class Modules(Library[Fp8Config]):
     """Linears and experts whose weights are float8 or pairs of e2m1, with scales."""
 
     methods = frozenset(("fp8",))
+    method = METHOD
     untold = UNTOLD
     records = _OF_THE_CACHE
     marks = frozenset(
         (_SCALE, _PLAIN, *(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down")))
     )
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_fp8(config, checkpoint.text_config.get("expert_dtype"))
+    def parse(self, config: Mapping[str, Any]) -> Fp8Config:
+        return parse_fp8(config, self.checkpoint.text_config.get("expert_dtype"))
+
+    def check(self) -> None:
         if not any(
             name.rpartition(".")[2] in self.marks or info.dtype in ("F8_E4M3", "I8")
-            for name, info in checkpoint.tensors.items()
+            for name, info in self.checkpoint.tensors.items()
         ):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a {_SCALE}: not decoded")
-        # Experts come by the ten thousand, and but for their names each is like the other.
-        self._alike: dict[tuple, Scheme] = {}
-
-    @property
-    def config(self) -> Fp8Config:
-        return self._config
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -252,37 +300,26 @@ class Modules(Library):
         module, _, suffix = name.rpartition(".")
         return (found[1] if found else module), suffix
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        parsed = parse_fp8(config, model.get("expert_dtype"))
-
-        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-            if not linear.in_layer or parsed.excepts(linear.module):
-                return None
-            rows, columns = linear.shape
-            if parsed.fp4_experts and re.search(r"\bexperts\.\d", linear.module):
-                pairs = Foreseen("I8", (rows, columns // 2))
-                return {"weight": pairs, _SCALE: Foreseen("F8_E8M0", (rows, columns // _GROUP))}
-            scaling = Scaling(linear.shape, "tensor")
-            if parsed.block is not None:
-                scaling = Scaling(linear.shape, "block", block=parsed.block)
-            of_scales = Foreseen("F8_E8M0" if parsed.powers_of_two else "F32", scaling.stored_shape)
-            static = {"activation_scale": Foreseen("F32", (1,))} if parsed.static else {}
-            return {"weight": Foreseen("F8_E4M3", linear.shape), _SCALE: of_scales, **static}
-
-        return tensors
+    def promise(self, linear: Linear) -> Layout | None:
+        config = self.config
+        if not linear.in_layer or config.excepts(linear.module):
+            return None
+        in_pairs = config.fp4_experts and re.search(r"\bexperts\.\d", linear.module) is not None
+        names = _Names("weight", _SCALE, "activation_scale")
+        scales = _scalings(linear.shape, config, in_pairs=in_pairs)
+        return _layout(names, linear.shape, list(scales), config, in_pairs=in_pairs)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
-        key = (
-            module.rpartition(".")[2] if _PROJECTION.fullmatch(module) else "",
-            *((suffix, info.dtype, info.shape) for suffix, info in sorted(tensors.items())),
-        )
+        projection = module.rpartition(".")[2] if _PROJECTION.fullmatch(module) else ""
+        headers = ((suffix, info.dtype, info.shape) for suffix, info in sorted(tensors.items()))
         stored = Headers(module, tensors)
-        if self.config.excepts(module.rpartition(".")[0] if key[0] else module):
+        if self.config.excepts(module.rpartition(".")[0] if projection else module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
-        if key not in self._alike:
-            self._alike[key] = self._stacked(stored, key[0]) if key[0] else self._linear(stored)
-        return self._alike[key], "fp8"
+
+        def make() -> Scheme:
+            return self._stacked(stored, projection) if projection else self._linear(stored)
+
+        return self.alike((projection, *headers), make), "fp8"
 
     def _linear(self, stored: Headers) -> FactoredScheme:
         found = [name for name in (_SCALE, _PLAIN, _SHORT) if name in stored.tensors]
@@ -300,7 +337,7 @@ class Modules(Library):
     def _stacked(self, stored: Headers, own: str) -> Stacked:
         names = _Names(own, f"{own}_scale_inv", f"{own}_activation_scale")
         self._check_known(stored, names)
-        experts, *_ = stored.of_shape(own, ("F8_E4M3", "I8"), (None, None, None))
+        experts, *_ = stored.of_shape(own, (None, None, None), ("F8_E4M3", "I8"))
         one = self._scheme(stored, names, self.config, (experts,))
         renamed = dict(zip(one.tensors, (names.weight, names.scale), strict=True))
         if one.inputs is not None:
@@ -313,68 +350,35 @@ class Modules(Library):
             known.add(names.inputs)
         if self.config.kv_cache is not None:
             known |= _OF_THE_CACHE
-        if unknown := set(stored.tensors) - known:
-            raise UnsupportedFormat(
-                f"{stored.module}: float8 with {', '.join(sorted(unknown))} is not supported"
-            )
+        stored.refuse_others(known, "float8")
 
     def _scheme(
         self, stored: Headers, names: _Names, config: Fp8Config, experts: tuple[int, ...]
     ) -> FactoredScheme:
         """The Scheme of a linear, or of one expert where tensors have these many."""
-        any_size = (None, None)
         weight = stored.tensors.get(names.weight)
         in_pairs = weight is not None and weight.dtype == "I8"
-        of_type = ("I8",) if in_pairs else ("F8_E4M3",)
-        *_, rows, columns = stored.of_shape(names.weight, of_type, (*experts, *any_size))
+        *_, rows, columns = stored.of_shape(
+            names.weight, (*experts, None, None), ("I8",) if in_pairs else ("F8_E4M3",)
+        )
+        if in_pairs and not config.fp4_experts:
+            raise UnsupportedFormat(
+                f"{stored.module}: weight has dtype I8, and expert_dtype is not fp4: not decoded"
+            )
+        shape = (rows, columns * 2) if in_pairs else (rows, columns)
+        fused = names.weight == "gate_up_proj"
+        scalings = _scalings(shape, config, experts, in_pairs=in_pairs, fused=fused)
+        stored.match(_layout(names, (*experts, *shape), list(scalings), config, in_pairs=in_pairs))
         inputs = Inputs(config.inputs, ())
-        suffix = _SCALE if experts else names.scale
         if config.static:
-            shapes = [experts] if experts else [(), (1,), (1, 1)]
-            stored.check_input(names.inputs, shapes=shapes)
             inputs = replace(inputs, tensors=("activation_scale" if experts else names.inputs,))
+        suffix = _SCALE if experts else names.scale
+        scale = stored.tensors[names.scale]
+        scaling = scalings[scale.shape]
         if in_pairs:
-            if not config.fp4_experts:
-                raise UnsupportedFormat(
-                    f"{stored.module}: weight has dtype I8, and expert_dtype is not fp4: not decoded"
-                )
-            scaling = Scaling((rows, columns * 2), "group", _GROUP)
-            stored.expect(names.scale, _BYTES, [(*experts, *scaling.stored_shape)])
             return Fp4(scaling, 4, inputs=inputs, stored_scale=suffix)
-        scaling = self._scaling(stored, names, config, (rows, columns), experts)
-        if stored.tensors[names.scale].dtype in _BYTES and not config.powers_of_two:
+        if scale.dtype in POWERS_OF_TWO and not config.powers_of_two:
             raise stored.wrong(
-                f"its scales are powers of two ({stored.tensors[names.scale].dtype}), and scale_fmt "
-                "is not ue8m0"
+                f"its scales are powers of two ({scale.dtype}), and scale_fmt is not ue8m0"
             )
         return BlockFloat8(scaling, inputs=inputs, stored_scale=suffix)
-
-    def _scaling(
-        self,
-        stored: Headers,
-        names: _Names,
-        config: Fp8Config,
-        shape: tuple[int, int],
-        experts: tuple[int, ...],
-    ) -> Scaling:
-        """Where the scales apply, by their shape: that of blocks, of rows, or of a tensor."""
-        rows, columns = shape
-        possible: dict[tuple[int, ...], Scaling] = {}
-        if config.block is not None:
-            scaling = Scaling(shape, "block", block=config.block)
-            possible[*experts, *scaling.stored_shape] = scaling
-            halved = scaling.stored_shape[0] == 1
-            width = config.block[1]
-        else:
-            possible = dict.fromkeys([(*experts, 1, 1)], Scaling(shape, "tensor"))
-            if not experts:
-                possible |= dict.fromkeys([(), (1,)], Scaling(shape, "tensor"))
-                possible.setdefault((rows,), Scaling(shape, "channel"))
-            possible.setdefault((*experts, rows, 1), Scaling(shape, "channel"))
-            halved, width = True, columns
-        if halved and names.weight == "gate_up_proj" and rows > 2 and rows % 2 == 0:
-            # Gate and up have scales of their own where both are within one block.
-            half = Scaling(shape, "block", block=(rows // 2, width))
-            possible.setdefault((*experts, 2, ceil(columns / width)), half)
-        found = stored.expect(names.scale, (*SCALES, *_BYTES), list(possible))
-        return possible[found.shape]

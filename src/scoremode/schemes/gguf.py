@@ -1,25 +1,21 @@
-"""The modules of a GGUF file that are stored in blocks, and their Schemes.
+"""GGUF: linears, embeddings and experts in blocks of one of ggml's types.
 
 A linear or an embedding is one tensor, uint8 [O, bytes of a row], whose last name is its blocks' type:
 `q_proj.Q4_K`. So are a layer's experts, stored as one, with [E, O, bytes of a row]:
 `experts.gate_proj.Q4_K`; and DeepSeek's heads in `k_b_proj` and `v_b_proj`. A `scale` float32 [1]
 beside it, of experts [E], is one more factor.
 
-Weights in blocks of one of ggml's types, each row a whole number of them.
-
 On a GPU one CUDA decoder reads all types, if there is Triton for it; plain torch, which runs anywhere
 else, gives the same bits.
 
-Weights in blocks under one more factor, `scale`: what NVFP4 has beside its blocks.
+`Scaled` is what NVFP4 has: blocks under one more factor. llama.cpp multiplies the linear's output with
+it. The effective weight is the blocks' value times the factor, rounded in float32. How it would scale
+inputs (`input_scale`) it reads, and uses nowhere.
 
-llama.cpp multiplies the linear's output with it. The effective weight is the blocks' value times the
-factor, rounded in float32. How it would scale inputs (`input_scale`) it reads, and uses nowhere.
-
-Formats of a GGUF file's weights whose inputs are rounded as llama.cpp's CPU build rounds them.
-
-The weight's type says how (ggml-cpu's `type_traits_cpu`, `vec_dot_type`): blocks of 256 values meet
-Q8_K; blocks of 32 and NVFP4's of 64 meet Q8_0, or Q8_1 where they have a minimum; float16 and bfloat16
-meet themselves, and float32 its input as it is.
+Where asked for, inputs are rounded as llama.cpp's CPU build rounds them. The weight's type says how
+(ggml-cpu's `type_traits_cpu`, `vec_dot_type`): blocks of 256 values meet Q8_K; blocks of 32 and NVFP4's
+of 64 meet Q8_0, or Q8_1 where they have a minimum; float16 and bfloat16 meet themselves, and float32
+its input as it is.
 """
 
 import re
@@ -29,7 +25,6 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.header import TYPES
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
@@ -43,7 +38,7 @@ from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf_i_quants import I_QUANTS
 from scoremode.schemes.gguf_permuted import Permuted
 from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY, BlockType, Scales
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.layout import Headers, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 
 __all__ = [
@@ -252,24 +247,22 @@ _STACKED = re.compile(
 )
 
 
-class Modules(Library):
+class Modules(Library[TensorsDecide]):
     """Linears, embeddings and experts in blocks of one of ggml's types."""
 
     methods = frozenset(("gguf",))
+    method = METHOD
     marks = _TYPES
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = TensorsDecide()
-        self._alike: dict[tuple, Scheme] = {}
+    def parse(self, config: Mapping[str, Any]) -> TensorsDecide:
         if unknown := set(config) - {"quant_method"}:
             names = ", ".join(map(shown, sorted(unknown)))
             raise UnsupportedFormat(f"{METHOD} with {names}: not decoded")
-        if not any(self.split(name)[1] in self.marks for name in checkpoint.tensors):
-            raise UnsupportedFormat(f"{METHOD}, and no tensor is in blocks: not decoded")
+        return TensorsDecide()
 
-    @property
-    def config(self) -> TensorsDecide:
-        return self._config
+    def check(self) -> None:
+        if not any(self.split(name)[1] in self.marks for name in self.checkpoint.tensors):
+            raise UnsupportedFormat(f"{METHOD}, and no tensor is in blocks: not decoded")
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -287,24 +280,22 @@ class Modules(Library):
         (kind,) = types
         if kind not in BLOCK_TYPES:
             raise UnsupportedFormat(f"{module}: blocks of ggml's type {kind}: not decoded")
-        if unknown := set(tensors) - {kind, SCALE, "bias"}:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        stored.refuse_others((kind, SCALE, "bias"), METHOD)
         stacked = _STACKED.fullmatch(f"{module.removesuffix('.weight')}.{kind}") is not None
-        *count, rows, width = stored.of_shape(kind, ("U8",), (None,) * (3 if stacked else 2))
+        *count, rows, width = stored.of_shape(kind, (None,) * (3 if stacked else 2), ("U8",))
         block = BLOCK_TYPES[kind]
         if width % block.bytes:
             raise stored.wrong(f"{width} bytes a row are no whole {kind} blocks of {block.bytes}")
+        stored.match({SCALE: Tensor("F32", tuple(count or [1]), optional=True)})
         scaled = SCALE in tensors
-        if scaled:
-            stored.expect(SCALE, ("F32",), [tuple(count or [1])])
-        key = (kind, *count, rows, width, scaled)
-        if key not in self._alike:
+
+        def make() -> Scheme:
             blocks = Blocks(kind, (rows, width // block.bytes * block.values))
             one = Scaled(blocks) if scaled else blocks
             names = tuple((name, name) for name in one.tensors)
-            self._alike[key] = Stacked(count[0], Expert(one, names)) if stacked else one
-        return self._alike[key], "gguf"
+            return Stacked(count[0], Expert(one, names)) if stacked else one
+
+        return self.alike((kind, *count, rows, width, scaled), make), "gguf"
 
 
 def with_inputs(scheme: Scheme) -> Scheme:

@@ -1,12 +1,16 @@
-"""What the CUDA decoder reads of the blocks of ggml's types without codebooks, and how it reads.
+"""Reads of ggml's blocks for the CUDA decoder: codes and scales, by type.
 
 Eight codes lie in the same bits of eight bytes beside each other, which are moved and masked as two
 words.
 
-What the CUDA decoder reads of the blocks of ggml's types with codebooks: IQ1, IQ2 and IQ3.
-
-A point is eight codes or four, a byte each; signs lie apart, and four of them are set at once.
+In the types with codebooks, IQ1, IQ2 and IQ3, a point is eight codes or four, a byte each; signs lie
+apart, and four of them are set at once.
 """
+
+# Triton comes with the CUDA builds of torch.
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -23,12 +27,6 @@ __all__ = [
     "spread_bits",
     "word",
 ]
-
-
-# Triton comes with the CUDA builds of torch.
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportAssignmentType=false
 
 
 @triton.jit
@@ -224,12 +222,6 @@ def byte(at, there):
 def half(at, there, width: tl.constexpr):
     """float32: a half in two bytes."""
     return short(at, there, width).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-# Triton comes with the CUDA builds of torch.
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 
 # By type, whose codebook it has.

@@ -5,7 +5,7 @@ bits, with an eighth by which the number of minus signs is even. IQ1's codes are
 eighth added to eight or more of them or taken away, and are handed over as eighths.
 Source: gguf 0.19, `quants`.
 
-The codebooks of ggml's I-quants: points of 8 or 4 dimensions on a grid of 3 or 8 levels.
+Codebooks are points of 8 or 4 dimensions on a grid of 3 or 8 levels.
 
 Each is stored as what it is, a set, since its points are in order: of all points of the grid, a bit
 that tells whether it is one, lowest first, compressed. A point's number has its coordinates as digits,
@@ -114,7 +114,7 @@ _VALUES = 256
 
 
 def _iq1_s(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """Of 11 bits of an index the low 8 are in order; the others, of four, in 16 bits whose highest one
+    """An index has 11 bits. The low 8 are in order; the others, of four, in 16 bits whose highest one
     says that the eighth is taken away."""
     index = _index(blocks, 2, 34, scratch).view(-1, 8, 4)
     high = _words(blocks, 34, 50, torch.int16)
@@ -239,7 +239,7 @@ def _iq1_s_scales(blocks: torch.Tensor) -> Scales:
 
 
 def _iq1_m_scales(blocks: torch.Tensor) -> Scales:
-    """Of four words the highest four bits are those of a float16, lowest first."""
+    """A float16 from the highest four bits of four words, lowest first."""
     words = _words(blocks, 48, 56, torch.int16)
     factor = (words >> 12 & 15) << _shifts((0, 4, 8, 12), blocks.device)
     factor = factor.sum(1, keepdim=True).short().view(torch.float16).float()

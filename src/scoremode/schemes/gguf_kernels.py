@@ -82,7 +82,7 @@ def _launch(
 
 
 def _table(kind: str, device: torch.device) -> torch.Tensor | None:
-    """What codes are places in: a codebook, or float32 [16]; None where they are the values."""
+    """The table that codes are places in, a codebook or float32 [16]; None where they are values."""
     if kind in VALUES:
         return _values(VALUES[kind], device)
     return grid(CODEBOOKS[kind], device) if kind in CODEBOOKS else None

@@ -1,27 +1,24 @@
-"""ggml's first types: blocks of 32 under a scale in float16, and one minimum maybe.
-
-Q4_0 and Q5_0 hold codes plus half of their range, Q4_1 and Q5_1 plain ones and a minimum. The low
-nibbles of 16 bytes are the first half of a block; the fifth bits lie apart, in order.
-Source: gguf 0.19, `quants`.
-
-What a block of one of ggml's types is made of: integer codes, and a scale and a minimum a group.
+"""ggml's block types but for the I-quants: integer codes, and a scale and a minimum a group.
 
 A weight is code · scale, or code · scale + minimum, each step rounded in float32. The product of all
 types is exact in float32, but for what overflows, so that only the sum rounds.
 
-ggml's K-quants: blocks of 256, whose groups' scales are integers of 4 to 8 bits under one float16.
+The first types: blocks of 32 under a scale in float16, and one minimum maybe.
+
+Q4_0 and Q5_0 hold codes plus half of their range, Q4_1 and Q5_1 plain ones and a minimum. The low
+nibbles of 16 bytes are the first half of a block; the fifth bits lie apart, in order.
+
+K-quants: blocks of 256, whose groups' scales are integers of 4 to 8 bits under one float16.
 
 Q2_K, Q4_K and Q5_K have plain codes, and for each group a minimum that is subtracted: an integer
 under a second float16. Q3_K and Q6_K hold codes plus half of their range.
-Source: gguf 0.19, `quants`.
 
-ggml's ternary types: blocks of 256 codes −1, 0 and 1 under a float16.
+Ternary types: blocks of 256 codes −1, 0 and 1 under a float16.
 
 TQ2_0 has them plus one in two bits. A byte of TQ1_0 is a fraction of 256 whose digits in base 3 are
 five of them, or four, each plus one: the fraction times 3^k, less what is whole, begins with digit k.
-Source: gguf 0.19, `quants`.
 
-ggml's types of four bits that stand for sixteen values: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+Types of four bits that stand for sixteen values: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 
 Those of the first two are integers that a search found. Those of the others are e2m1 doubled, under
 half of the stored scale: a power of two in a byte (E8M0), or e4m3 without a sign.
@@ -53,7 +50,7 @@ __all__ = [
 
 
 class Scales(NamedTuple):
-    """Of blocks [n, …], for each group of a block's values.
+    """Scales and minimums of blocks [n, …], for each group of a block's values.
 
     - `scale` float32 [n, groups].
     - `minimum` float32 [n, groups]: what is added to code times scale; None for types without.

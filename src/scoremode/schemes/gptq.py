@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.fields import Fields, not_decoded, shown
-from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
+from scoremode.schemes.layout import UNTOLD, Layout, Linear
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight import (
@@ -26,9 +25,8 @@ from scoremode.schemes.qweight import (
     Declared,
     Qweight,
     Stored,
-    check_any,
     check_gates,
-    foreseen_tensors,
+    promised_qweight,
 )
 
 __all__ = [
@@ -51,8 +49,8 @@ _MORE = ("adapter", "is_marlin_format")
 
 @dataclass(frozen=True)
 class Overrides:
-    """What is said of modules that a pattern matches from their names' start, the first that does; None
-    of those that are not quantized."""
+    """Settings of modules by the first pattern that matches from their names' start; None for those
+    that are not quantized."""
 
     patterns: Patterns
     declared: tuple[Declared | None, ...]
@@ -74,7 +72,7 @@ class GptqConfig(TensorsDecide):
     named: Mapping[str, Declared | None] = field(default_factory=dict, kw_only=True)
 
     def of(self, module: str) -> Declared | None:
-        """What the config says of the module, None if it is not to be quantized."""
+        """The module's settings by the config, None if it is not to be quantized."""
         if module in self.named:
             return self.named[module]
         index = self.overrides.patterns.first(module)
@@ -82,7 +80,7 @@ class GptqConfig(TensorsDecide):
 
     @cached_property
     def all(self) -> tuple[Declared, ...]:
-        """All that the config says of some module, each once."""
+        """Every setting that the config has for some module, each once."""
         every = (self.declared, *self.overrides.declared, *self.named.values())
         return tuple(dict.fromkeys(d for d in every if d is not None))
 
@@ -194,43 +192,36 @@ def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool |
     return declared
 
 
-class Modules(Library):
+class Modules(Library[GptqConfig]):
     """Linears with a `qweight` [words of inputs, O]."""
 
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("gptq", "gptq_marlin"))
+    method = _METHOD
     marks = MARKS
+    required = "qweight"
     untold = f"{UNTOLD}, whether zero points are stored less one, and the order of inputs"
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._checkpoint = checkpoint
-        self._config = parse_gptq(config)
-        check_any(checkpoint, _METHOD)
-        check_gates(checkpoint, config)
+    def parse(self, config: Mapping[str, Any]) -> GptqConfig:
+        return parse_gptq(config)
 
-    @property
-    def config(self) -> GptqConfig:
-        return self._config
+    def check(self) -> None:
+        super().check()
+        check_gates(self.checkpoint)
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        parsed = parse_gptq(config)
-
-        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-            declared = parsed.of(linear.module)
-            if not linear.in_layer or declared is None:
-                return None
-            zero = (1 << (declared.bits - 1)) - bool(parsed.less_one)
-            return foreseen_tensors(linear, declared, "columns", zero, ordered=parsed.desc_act)
-
-        return tensors
+    def promise(self, linear: Linear) -> Layout | None:
+        config, declared = self.config, self.config.of(linear.module)
+        if not linear.in_layer or declared is None:
+            return None
+        zero = (1 << (declared.bits - 1)) - bool(config.less_one)
+        return promised_qweight(linear, declared, "columns", zero, ordered=config.desc_act)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
-        stored, config = Stored(module, tensors, self._checkpoint), self._config
+        stored, config = Stored(module, tensors, self.checkpoint), self.config
         first = config.of(module)
         if first is None:
             raise stored.wrong("stored quantized, and dynamic says that it isn't")
-        order, bits, shape, groups = stored.layout()
+        order, bits, shape, groups = stored.words()
         if order != "columns":
             raise stored.wrong("qweight has words of outputs, as AWQ's, and the config says GPTQ")
         declared = stored.declared(bits, shape[1], groups, first, config.all)

@@ -1,28 +1,17 @@
-"""The quantized modules of a checkpoint of HQQ, and their Schemes.
-
-Beside codes, scales and zeros each module has its parameters as small tensors, texts as a byte a
-letter.
-
-`quantization_config` of HQQ, as transformers writes it.
-
-One `quant_config` is for all linears, or there is one for each kind of them by its tag: a module's
-name without `model`, `layers` and numbers. Each module's tensors say the same once more, and they
-decide.
-Source: transformers 5.23, `HqqConfig`, `prepare_for_hqq_linear`; hqq 0.2.8, `BaseQuantizeConfig`.
-
-Weights as HQQ stores them: `W_q`, `scale` and `zero`, (q − zero) · scale.
+"""HQQ: integers of 1 to 8 bits in groups, (q − zero) · scale, as transformers and hqq store them.
 
 A weight [O, I] is seen as a matrix of R rows whose rows (axis 1, R = O · I / group size) or columns
 (axis 0, R = group size) are its groups. Codes of `bits` lie in bytes, those of 3 bits in words of
 32: a row of bytes holds as many rows of codes as it has room for, R / count apart, the first one in
 its highest bits. Codes less zeros, which are fractions, are rounded in the dtype of the scales, and
 so is the product.
-Source: hqq 0.2.8, `Quantizer.dequantize`, `BitPack`.
 
-What a linear would be stored as, by a `quantization_config` of HQQ alone.
-
-Scales and zeros have the model's dtype, the parameters those that hqq 0.2.8 writes; groups lie along
-axis 1 where nothing is said.
+In a `quantization_config` one `quant_config` is for all linears, or there is one for each kind of them
+by its tag: a module's name without `model`, `layers` and numbers. Beside codes, scales and zeros each
+module has its parameters once more, as small tensors, texts as a byte a letter, and they decide. Of a
+config alone scales and zeros have the model's dtype, and groups lie along axis 1 where nothing is said.
+Source: transformers 5.23, `HqqConfig`, `prepare_for_hqq_linear`; hqq 0.2.8, `BaseQuantizeConfig`,
+`Quantizer.dequantize`, `BitPack`.
 """
 
 import math
@@ -40,8 +29,7 @@ from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import row_blocks
 from scoremode.schemes.fields import Fields, not_decoded, shown
-from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.layout import Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import is_one_of_layers, plain
 
@@ -54,18 +42,16 @@ __all__ = [
     "Modules",
     "Packing",
     "Parameters",
-    "foresee",
     "parse_hqq",
     "tag_of",
 ]
-
 
 METHOD = "quantization method 'hqq'"
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a config says of a weight; None where it says nothing.
+    """A weight's parameters by the config; None where it has none.
 
     - `as_float`: whether codes are stored as the floats of the same bytes.
     """
@@ -78,7 +64,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class HqqConfig(TensorsDecide):
-    """What of the config the modules' tensors are held to.
+    """The fields of the config that the modules' tensors are held to.
 
     - `parameters`: by tag, under "" those of all; `skipped`: tags and names that are not quantized.
     """
@@ -100,7 +86,7 @@ class HqqConfig(TensorsDecide):
         return module in self.skipped or tag_of(module) in self.skipped
 
     def of(self, module: str) -> Parameters | None:
-        """What it says of a module, None where nothing."""
+        """The parameters of a module, None if the config has none."""
         return self.parameters.get("") or self.parameters.get(tag_of(module))
 
 
@@ -143,76 +129,9 @@ def _parameters(fields: Fields) -> Parameters:
     return Parameters(bits, weight.whole("group_size"), weight.whole("axis"), as_float)
 
 
-_WRITTEN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-_ONE, _ZERO = Foreseen("U8", (), b"\1"), Foreseen("U8", ())
-
-
-def foresee(config: Mapping[str, Any]) -> Foresee:
-    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
-    parsed = parse_hqq(config)
-
-    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        said = parsed.of(linear.module)
-        if said is None or parsed.spares(linear.module):
-            return None
-        return _stored(linear, said)
-
-    return tensors
-
-
-def _stored(linear: Linear, said: Parameters) -> dict[str, Foreseen]:
-    bits, size = said.bits, said.group_size
-    if bits is None or bits not in PACKING_OF or size is None or said.axis not in (None, 0, 1):
-        raise UnsupportedFormat(
-            f"{METHOD} with nbits {bits}, group_size {size} and axis {said.axis}: what is stored is "
-            "known from its tensors alone"
-        )
-    rows, columns = linear.shape
-    if size < 1 or rows * columns % size:
-        raise CheckpointError(
-            f"{linear.module}: {rows} x {columns} elements are no whole number of groups of {size}"
-        )
-    name, dtype = PACKING_OF[bits], _WRITTEN[linear.dtype]
-    axis = 1 if said.axis is None else said.axis
-    scheme = Grouped(linear.shape, bits, size, axis, PACKINGS[name], dtype)
-    width = scheme.grid[1]
-    in_words = scheme.packing.dtype == torch.int32
-    codes = "I32" if in_words else "U8"
-    if said.as_float:
-        codes, width = linear.dtype, width * (4 if in_words else 1) // dtype.itemsize
-    of_groups = Foreseen(linear.dtype, (scheme.grid[0], 1) if axis else (1, scheme.grid[1]))
-    floats = bits != int(bits)
-    return {
-        "W_q": Foreseen(codes, (scheme.step, width)),
-        "scale": of_groups,
-        "zero": of_groups,
-        "nbits": _number("F32", bits) if floats else _number("I32", int(bits)),
-        "group_size": _number("I32", size),
-        "axis": _number("I32", axis),
-        "shape": Foreseen("I64", (2,), b"".join(n.to_bytes(8, "little") for n in linear.shape)),
-        "packing": _text(name),
-        "unpack_view_dtype": _text("torch.int32" if in_words else "torch.uint8"),
-        "compute_dtype": _text(str(dtype)),
-        "view_as_float": _ONE if said.as_float else _ZERO,
-        "round_zero": _ONE if bits == 4 else _ZERO,
-        **dict.fromkeys(("quant_scale", "quant_zero", "offload_meta"), _ZERO),
-        **dict.fromkeys(
-            ("channel_wise", "optimize", "encoded_state_dict", "stores_quant_config"), _ONE
-        ),
-    }
-
-
-def _text(words: str) -> Foreseen:
-    return Foreseen("U8", (len(words),), words.encode())
-
-
-def _number(dtype: str, value: float) -> Foreseen:
-    return Foreseen(dtype, (), struct.pack("<f" if dtype == "F32" else "<i", value))
-
-
 @dataclass(frozen=True)
 class Packing:
-    """How many codes of how many `bits` an element of `dtype` holds."""
+    """The number and the `bits` of codes that an element of `dtype` holds."""
 
     bits: int
     count: int
@@ -306,12 +225,52 @@ class Grouped:
                 grid[target].copy_(q.sub_(zero[of_rows]).mul_(scale[of_rows]))
 
 
-_DTYPES = {
-    "torch.float32": (torch.float32, "F32"),
-    "torch.float16": (torch.float16, "F16"),
-    "torch.bfloat16": (torch.bfloat16, "BF16"),
-}
+# The dtypes of weights, by safetensors' spelling.
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_SPELLINGS = {str(dtype): spelling for spelling, dtype in _DTYPES.items()}
 _PACKED = {torch.uint8: ("U8", 1), torch.int32: ("I32", 4)}
+
+
+def _layout(scheme: Grouped, *, as_float: bool) -> Layout:
+    """Codes, scales and zeros; codes may be stored `as_float`, as the floats of the same bytes."""
+    grid, dtype = scheme.grid, _SPELLINGS[str(scheme.dtype)]
+    (codes, size), width = _PACKED[scheme.packing.dtype], grid[1]
+    if as_float:
+        codes, width = dtype, width * size // scheme.dtype.itemsize
+    of_groups = Tensor(dtype, (grid[0], 1) if scheme.axis else (1, grid[1]))
+    return {"W_q": Tensor(codes, (scheme.step, width)), "scale": of_groups, "zero": of_groups}
+
+
+def _records(scheme: Grouped, *, as_float: bool) -> Layout:
+    """The parameters that hqq 0.2.8 writes beside a weight."""
+    one, zero = Tensor("U8", (), content=b"\1"), Tensor("U8", ())
+    floats = scheme.bits != int(scheme.bits)
+    in_words = scheme.packing.dtype == torch.int32
+    return {
+        "nbits": _number("F32", scheme.bits) if floats else _number("I32", int(scheme.bits)),
+        "group_size": _number("I32", scheme.size),
+        "axis": _number("I32", scheme.axis),
+        "shape": Tensor("I64", (2,), content=struct.pack("<2q", *scheme.shape)),
+        "packing": _text(PACKING_OF[scheme.bits]),
+        "unpack_view_dtype": _text("torch.int32" if in_words else "torch.uint8"),
+        "compute_dtype": _text(str(scheme.dtype)),
+        "view_as_float": one if as_float else zero,
+        "round_zero": one if scheme.bits == 4 else zero,
+        **dict.fromkeys(("quant_scale", "quant_zero", "offload_meta"), zero),
+        **dict.fromkeys(
+            ("channel_wise", "optimize", "encoded_state_dict", "stores_quant_config"), one
+        ),
+    }
+
+
+def _text(words: str) -> Tensor:
+    return Tensor("U8", (len(words),), content=words.encode())
+
+
+def _number(dtype: str, value: float) -> Tensor:
+    return Tensor(dtype, (), content=struct.pack("<f" if dtype == "F32" else "<i", value))
+
+
 # What plays no part in what a weight is.
 _IGNORED = ("offload_meta", "encoded_state_dict", "stores_quant_config", "optimize", "round_zero",
             "unpack_view_dtype")  # fmt: skip
@@ -322,36 +281,47 @@ _READ = {"W_q", "scale", "zero", "bias", *_RECORDS}
 _LONGEST_TEXT = 64
 
 
-class Modules(Library):
+class Modules(Library[HqqConfig]):
     """Linears with a `W_q`."""
 
     methods = frozenset(("hqq",))
+    method = METHOD
     marks = frozenset(("W_q",))
     records = _RECORDS
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_hqq(config)
-        self._checkpoint = checkpoint
-        self._alike: dict[Grouped, Grouped] = {}
-        if not any(name.endswith("W_q") for name in checkpoint.tensors):
+    def parse(self, config: Mapping[str, Any]) -> HqqConfig:
+        return parse_hqq(config)
+
+    def check(self) -> None:
+        if not any(name.endswith("W_q") for name in self.checkpoint.tensors):
             raise UnsupportedFormat(
                 f"{METHOD}, and no tensor is a W_q: a dense checkpoint that is quantized as it is "
                 "loaded is not supported"
             )
 
-    @property
-    def config(self) -> HqqConfig:
-        return self._config
-
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        return foresee(config)
+    def promise(self, linear: Linear) -> Layout | None:
+        module, (rows, columns) = linear.module, linear.shape
+        said = self.config.of(module)
+        if said is None or self.config.spares(module):
+            return None
+        bits, size = said.bits, said.group_size
+        if bits is None or bits not in PACKING_OF or size is None or said.axis not in (None, 0, 1):
+            raise UnsupportedFormat(
+                f"{METHOD} with nbits {bits}, group_size {size} and axis {said.axis}: what is stored "
+                "is known from its tensors alone"
+            )
+        if size < 1 or rows * columns % size:
+            raise CheckpointError(
+                f"{module}: {rows} x {columns} elements are no whole number of groups of {size}"
+            )
+        axis, packing = 1 if said.axis is None else said.axis, PACKINGS[PACKING_OF[bits]]
+        scheme = Grouped(linear.shape, bits, size, axis, packing, _DTYPES[linear.dtype])
+        as_float = said.as_float
+        return {**_layout(scheme, as_float=as_float), **_records(scheme, as_float=as_float)}
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Grouped, str]:
-        stored = _Stored(module, tensors, self._checkpoint)
-        if unknown := set(tensors) - _READ:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        stored = _Stored(module, tensors, self.checkpoint)
+        stored.refuse_others(_READ, METHOD)
         for name in set(tensors) & set(_IGNORED):
             if tensors[name].dtype not in ("U8", "I32", "F32"):
                 raise stored.wrong(f"its {name} has dtype {tensors[name].dtype}")
@@ -367,7 +337,7 @@ class Modules(Library):
             ):
                 if there is not None and here != there:
                     raise stored.wrong(f"its {name} is {here}, and the config says {there}")
-        return self._alike.setdefault(scheme, scheme), "hqq"
+        return self.alike(scheme, lambda: scheme), "hqq"
 
 
 @dataclass(frozen=True)
@@ -377,14 +347,14 @@ class _Stored(Headers):
     checkpoint: Checkpoint
 
     def text(self, suffix: str) -> str:
-        info = self._header(suffix)
+        info = self.header(suffix)
         if info.dtype != "U8" or len(info.shape) != 1 or info.bytes > _LONGEST_TEXT:
             raise self.wrong(f"its {suffix} is {info.dtype} {list(info.shape)}, not a short text")
         return bytes(self.checkpoint.read_bytes(info.name)).decode("latin-1")
 
     def numbers(self, suffix: str, count: int = 1) -> list[float]:
-        """As they are stored: integers, or floats of 32 bits."""
-        info = self._header(suffix)
+        """Numbers as they are stored: integers, or floats of 32 bits."""
+        info = self.header(suffix)
         kinds = {"U8": "B", "I32": "i", "I64": "q", "F32": "f"}
         if info.dtype not in kinds or info.elements != count or len(info.shape) > 1:
             raise self.wrong(
@@ -420,29 +390,24 @@ def _scheme(stored: _Stored) -> Grouped:
     if rows * columns % size:
         raise stored.wrong(f"{rows} x {columns} elements are no whole number of groups of {size}")
     name = stored.text("compute_dtype")
-    if name not in _DTYPES:
+    if name not in _SPELLINGS:
         raise stored.unsupported("compute_dtype", shown(name))
-    dtype, spelling = _DTYPES[name]
+    dtype = _DTYPES[_SPELLINGS[name]]
     scheme = Grouped((rows, columns), bits, size, axis, PACKINGS[packing], dtype)
-    _check(stored, scheme, spelling)
+    stored.match(_layout(scheme, as_float=_is_float(stored, scheme)))
     return scheme
 
 
-def _check(stored: _Stored, scheme: Grouped, dtype: str) -> None:
-    """Raises CheckpointError where codes, scales or zeros don't fit."""
-    grid, packing = scheme.grid, scheme.packing
-    if packing.dtype == torch.uint8 and grid[0] % packing.count:
-        raise stored.wrong(f"{grid[0]} rows of codes are not packed {packing.count} in a byte")
-    expected, size = _PACKED[packing.dtype]
-    width = grid[1]
-    if "view_as_float" in stored.tensors and stored.numbers("view_as_float") != [0]:
-        wide = scheme.dtype.itemsize
-        if width * size % wide:
-            raise CheckpointError(
-                f"{stored.module}: {width * size} bytes a row are no whole number of {dtype}"
-            )
-        expected, width = dtype, width * size // wide
-    stored.expect("W_q", (expected,), [(scheme.step, width)])
-    of_groups = (grid[0], 1) if scheme.axis else (1, grid[1])
-    for suffix in ("scale", "zero"):
-        stored.expect(suffix, (dtype,), [of_groups])
+def _is_float(stored: _Stored, scheme: Grouped) -> bool:
+    """Tells whether codes are stored as floats. Raises CheckpointError where they can't be."""
+    (rows, columns), packing = scheme.grid, scheme.packing
+    if packing.dtype == torch.uint8 and rows % packing.count:
+        raise stored.wrong(f"{rows} rows of codes are not packed {packing.count} in a byte")
+    if "view_as_float" not in stored.tensors or stored.numbers("view_as_float") == [0]:
+        return False
+    size = columns * packing.dtype.itemsize
+    if size % scheme.dtype.itemsize:
+        raise stored.wrong(
+            f"{size} bytes a row are no whole number of {_SPELLINGS[str(scheme.dtype)]}"
+        )
+    return True

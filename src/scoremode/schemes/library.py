@@ -1,14 +1,15 @@
 """The base of libraries' own readings of a checkpoint, and what is asked of their config elsewhere."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.fields import TensorFormat, UnreadCache
-from scoremode.schemes.foreseen import Foresee
+from scoremode.schemes.layout import Layout, Linear
 
 __all__ = ["Declared", "Library", "TensorsDecide"]
 
@@ -39,18 +40,23 @@ class TensorsDecide:
         return False
 
 
-class Library(ABC):
+Config = TypeVar("Config", bound=Declared)
+_Scheme = TypeVar("_Scheme", bound=Scheme)
+
+
+class Library(ABC, Generic[Config]):
     """The quantized modules of a checkpoint, as one library stores them.
 
     It is made of the checkpoint and its `quantization_config`, which raises UnsupportedFormat for a
     config that is not decoded, CheckpointError for one that can't be understood.
 
-    - `methods`: what its configs have as `quant_method`, in lower case.
-    - `marks`: suffixes of tensors that are there only where their module is quantized.
-    - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
+    - `methods`: what its configs have as `quant_method`, in lower case; `method`: its name in errors.
+    - `marks`: suffixes of tensors that are there only where their module is quantized; `required`: the
+      one that every quantized checkpoint has.
+    - `untold`: what its tensors alone tell, and what `promise` takes instead; None if nothing.
       `untold_by` is the same of one config.
     - `stacks`: whether experts that the model has as one are stored as one.
-    - `embeds`: whether `foresee` is asked of the embedding as well.
+    - `embeds`: whether `promise` is asked of the embedding as well.
     - `records`: suffixes of tensors that hold nothing of their module's weight, such as how it is
       stored, or scales of a cache.
     - `splits`: linears that a model may have as one and that are stored in parts, by their last names;
@@ -58,19 +64,24 @@ class Library(ABC):
     """
 
     methods: ClassVar[frozenset[str]]
+    method: ClassVar[str] = ""
     marks: ClassVar[frozenset[str]]
+    required: ClassVar[str | None] = None
     untold: ClassVar[str | None] = None
     stacks: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     records: ClassVar[frozenset[str]] = frozenset()
     splits: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
-    @abstractmethod
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]): ...
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self.checkpoint = checkpoint
+        self.config = self.parse(config)
+        # Experts come by the ten thousand, and but for their names each is like the other.
+        self._alike: dict[Hashable, Any] = {}
 
-    @property
     @abstractmethod
-    def config(self) -> Declared: ...
+    def parse(self, config: Mapping[str, Any]) -> Config:
+        """Reads the checkpoint's `quantization_config`."""
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -86,13 +97,12 @@ class Library(ABC):
     def untold_by(cls, config: Mapping[str, Any]) -> str | None:
         return cls.untold
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee | None:
-        """What linears would be stored as by the config alone; None where that isn't known here.
-
-        `model` is the language model's config. Raises as the library itself does.
-        """
-        return None
+    def check(self) -> None:
+        """Raises UnsupportedFormat for a checkpoint that the config calls quantized, and that has no
+        quantized tensor; CheckpointError for tensors that contradict the config."""
+        suffix = self.required
+        if suffix and not any(n.rpartition(".")[2] == suffix for n in self.checkpoint.tensors):
+            raise UnsupportedFormat(f"{self.method}, and no tensor is a {suffix}: not decoded")
 
     @abstractmethod
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
@@ -101,3 +111,19 @@ class Library(ABC):
 
         `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
         """
+
+    def promise(self, linear: Linear) -> Layout | None:
+        """The tensors that a linear would be stored in by the config alone; None where it stays dense.
+
+        Raises as `scheme` does, and UnsupportedFormat where only tensors tell.
+        """
+        raise UnsupportedFormat(
+            f"quantization method {min(self.methods)!r} is read, and what it means for a module is "
+            "known from its tensors alone"
+        )
+
+    def alike(self, key: Hashable, make: Callable[[], _Scheme]) -> _Scheme:
+        """The Scheme that modules with this key share, made for the first of them."""
+        if key not in self._alike:
+            self._alike[key] = make()
+        return self._alike[key]

@@ -1,31 +1,18 @@
-"""The quantized modules of a checkpoint of MLX, and their Schemes.
+"""MLX: integers under a scale and a bias, q · s + b, and small floats under scales of a byte.
 
 A linear has a `weight` and its `scales`. So have a layer's experts, whose `gate_proj`, `up_proj` and
 `down_proj` hold all of them as one [E, O, I], in a module `switch_mlp` or, of some models, `experts`.
-Source: mlx-lm 0.32, `QuantizedSwitchLinear`.
+Codes of 2 to 8 bits lie in words of 32 from the lowest bits on and run on over words. Of integers the
+product and the sum are each rounded in the dtype of the scales. mxfp4 and mxfp8 are e2m1 and e4m3 under
+a power of two for 32 columns, nvfp4 is e2m1 under an e4m3 for 16; all of these products are exact in
+bfloat16 but for the smallest.
 
-`quantization` of MLX's configs, which newer ones have once more as `quantization_config`.
-
-A group size, a width in bits and a mode for all modules with scales, and by name what others have.
-Source: mlx-lm 0.32, `load_model`, `quantize_model`; mlx 0.32, `quantize`.
-
-Integers as MLX stores them: `weight`, `scales` and `biases`, q · s + b.
-
-Codes of 2 to 8 bits lie in words of 32 from the lowest bits on and run on over words. The product
-and the sum are each rounded in the dtype of the scales.
-Source: mlx 0.32, `dequantize` on a CPU.
-
-Small floats as MLX stores them: `weight` and `scales` of a byte, without biases.
-
-mxfp4 and mxfp8 are e2m1 and e4m3 under a power of two for 32 columns, nvfp4 is e2m1 under an e4m3
-for 16; all of these products are exact in bfloat16 but for the smallest.
-Source: mlx 0.32, `dequantize` on a CPU.
-
-What a linear or an embedding would be stored as, by MLX's `quantization` alone.
-
-Of modules that it doesn't name those are quantized whose inputs are whole groups, as mlx-lm does where
-it is told nothing else.
-Source: mlx-lm 0.32, `quantize_model`.
+A config's `quantization`, which newer ones have once more as `quantization_config`, has a group size, a
+width in bits and a mode for all modules with scales, and by name what others have. By the config alone
+those are quantized that it doesn't name and whose inputs are whole groups, as mlx-lm does where it is
+told nothing else.
+Source: mlx-lm 0.32, `load_model`, `quantize_model`, `QuantizedSwitchLinear`; mlx 0.32, `quantize`,
+`dequantize` on a CPU.
 """
 
 import re
@@ -35,7 +22,6 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
@@ -50,15 +36,13 @@ from scoremode.schemes.decoding.unpack import (
     unpack,
 )
 from scoremode.schemes.fields import Fields, not_decoded, shown
-from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
 from scoremode.schemes.fused_experts import Expert, Stacked
-from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import plain
 
-__all__ = ["METHOD", "Affine", "MlxConfig", "MlxFloats", "Mode", "Modules", "foresee", "parse_mlx"]
-
+__all__ = ["METHOD", "Affine", "MlxConfig", "MlxFloats", "Mode", "Modules", "parse_mlx"]
 
 METHOD = "quantization method 'mlx'"
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -70,7 +54,7 @@ _FIXED = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 @dataclass(frozen=True)
 class Mode:
-    """How a module's weight is quantized: `affine`, or small floats under scales of one byte."""
+    """The way a module's weight is quantized: `affine`, or small floats under scales of one byte."""
 
     name: str
     size: int
@@ -79,7 +63,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class MlxConfig:
-    """What of the config decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `default`: of modules that are not named.
     - `named`: by module, None for one that stays dense; without beginnings, which may be others than a
@@ -130,7 +114,7 @@ def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
 
 
 def _mode(fields: Fields) -> Mode:
-    """What is missing has the library's own values, in a module's object too."""
+    """The mode in an object; a missing field has the library's own value, in a module's object too."""
     if fields.any(_INPUTS):
         raise _unsupported(fields, f"{_INPUTS} {shown(fields.any(_INPUTS))}")
     name = fields.text("mode") or "affine"
@@ -151,24 +135,6 @@ def _mode(fields: Fields) -> Mode:
 def _unsupported(fields: Fields, what: str) -> UnsupportedFormat:
     where = "" if fields.where == "its top" else f"{fields.where}: "
     return UnsupportedFormat(f"{where}{METHOD} with {what}: not decoded")
-
-
-def foresee(config: Mapping[str, Any]) -> Foresee:
-    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
-    parsed = parse_mlx(config)
-
-    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        mode, (rows, columns) = parsed.of(linear.module), linear.shape
-        if mode is None or (columns % mode.size and not parsed.claims(linear.module)):
-            return None
-        groups = rows, -(-columns // mode.size)
-        words = Foreseen("U32", (rows, -(-columns * mode.bits // 32)))
-        if mode.name != "affine":
-            return {"weight": words, "scales": Foreseen("U8", groups)}
-        affine = Foreseen(linear.dtype, groups)
-        return {"weight": words, "scales": affine, "biases": affine}
-
-    return tensors
 
 
 @dataclass(frozen=True)
@@ -249,15 +215,30 @@ class Affine:
             out[rows].copy_(q)
 
 
+def _layout(shape: tuple[int, ...], mode: Mode, dtype: str) -> Layout:
+    """The tensors of one linear [O, I], or of experts [E, O, I]; scales and biases are `dtype`."""
+    *around, columns = shape
+    groups = (*around, -(-columns // mode.size))
+    words = Tensor("U32", (*around, -(-columns * mode.bits // 32)))
+    if mode.name != "affine":
+        return {"weight": words, "scales": Tensor("U8", groups)}
+    return {
+        "weight": words,
+        "scales": Tensor(dtype, groups, SCALES),
+        "biases": Tensor(dtype, groups),
+    }
+
+
 _EXPERTS = re.compile(
     r"(.*\.(?:switch_mlp|experts)\.(?:gate_proj|up_proj|down_proj)\.)(weight|scales|biases)"
 )
 
 
-class Modules(Library):
+class Modules(Library[MlxConfig]):
     """Linears, embeddings and experts with `scales` beside their weight."""
 
     methods = frozenset(("mlx",))
+    method = METHOD
     marks = frozenset(("scales", "biases"))
     untold = (
         "which modules are quantized (taken for it: all linears and the embedding, where their inputs "
@@ -265,19 +246,19 @@ class Modules(Library):
     )
     embeds = True
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_mlx(config)
-        self._alike: dict[tuple, Scheme] = {}
-        if not any(name.endswith(".scales") for name in checkpoint.tensors):
+    def parse(self, config: Mapping[str, Any]) -> MlxConfig:
+        return parse_mlx(config)
+
+    def check(self) -> None:
+        if not any(name.endswith(".scales") for name in self.checkpoint.tensors):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a module's scales: not decoded")
 
-    @property
-    def config(self) -> MlxConfig:
-        return self._config
-
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        return foresee(config)
+    def promise(self, linear: Linear) -> Layout | None:
+        mode = self.config.of(linear.module)
+        whole = mode is not None and linear.shape[1] % mode.size == 0
+        if mode is None or not (whole or self.config.claims(linear.module)):
+            return None
+        return _layout(linear.shape, mode, linear.dtype)
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -293,11 +274,7 @@ class Modules(Library):
         if mode is None:
             raise stored.wrong("stored quantized, and the config says that it is not")
         parts = ("weight", "scales", *(("biases",) if mode.name == "affine" else ()))
-        if unknown := set(tensors) - {*parts, "bias"}:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(
-                f"{module}: {METHOD} in mode {mode.name} with {names} is not supported"
-            )
+        stored.refuse_others({*parts, "bias"}, f"{METHOD} in mode {mode.name}")
         weight = tensors.get("weight")
         if weight is not None and len(weight.shape) == 3 and not stacked:
             raise UnsupportedFormat(
@@ -306,19 +283,16 @@ class Modules(Library):
             )
         # One matrix, or one of each expert.
         some = (None,) * (3 if stacked else 2)
-        *count, rows, width = stored.of_shape("weight", ("U32",), some)
-        floats = SCALES if mode.name == "affine" else ("U8",)
-        groups = stored.of_shape("scales", floats, some)[-1]
+        *count, rows, width = stored.of_shape("weight", some, ("U32",))
+        groups = stored.of_shape("scales", some)[-1]
         columns = groups * mode.size
         if width * 32 != columns * mode.bits:
             raise stored.wrong(
                 f"{width} words a row are not {groups} groups of {mode.size} in {mode.bits} bits"
             )
-        scale = stored.expect("scales", (tensors["scales"].dtype,), [(*count, rows, groups)])
-        if mode.name == "affine":
-            stored.expect("biases", (scale.dtype,), [scale.shape])
-        key = (*count, rows, columns, mode)
-        if key not in self._alike:
+        stored.match(_layout((*count, rows, columns), mode, tensors["scales"].dtype))
+
+        def make() -> Scheme:
             shape = rows, columns
             one = (
                 Affine(shape, mode.bits, mode.size)
@@ -326,5 +300,6 @@ class Modules(Library):
                 else MlxFloats(Scaling(shape, "group", mode.size), mode.name)
             )
             names = tuple((part, part) for part in parts)
-            self._alike[key] = Stacked(count[0], Expert(one, names)) if stacked else one
-        return self._alike[key], "mlx"
+            return Stacked(count[0], Expert(one, names)) if stacked else one
+
+        return self.alike((*count, rows, columns, mode), make), "mlx"

@@ -9,7 +9,7 @@ groups quantizes inputs is W4A16_NVFP4.
 
 The columns of an AWQ group are said in any of four places: beside `quant_algo`, in `config_groups`, and
 in either of the file beside config.json, which alone has them in the newer form of W4A16_AWQ. Those
-that say it must agree, and where none does the scales' shape tells (modules.py).
+that say it must agree, and where none does the scales' shape tells.
 
 Which linears are quantized is told by their tensors. The lists of others are not to be relied on:
 Nemotron-3-Super-FP8's and Ultra-NVFP4's are missing, and routers are on none that was written with
@@ -17,9 +17,8 @@ transformers 5, as ModelOpt's own `_get_unquantized_moe_router_names` says. What
 not be quantized, and what `quantized_layers` names must be.
 Source: ModelOpt 0.47, `get_quant_config`, `convert_hf_quant_config_format`; vLLM 0.33, `modelopt.py`.
 
-Names of modules as ModelOpt's configs have them: `exclude_modules` and `quantized_layers`.
-
-What is called `model` or `language_model` at a name's beginning doesn't count.
+In names of modules, in `exclude_modules` and `quantized_layers`, a beginning `model` or
+`language_model` doesn't count.
 """
 
 import fnmatch
@@ -117,11 +116,12 @@ class Algorithm:
 
 @dataclass(frozen=True, eq=False)
 class ModelOptConfig:
-    """What of the config decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `algorithm`: of all quantized linears; None where each of `layers` has its own, and where none is
       quantized.
     - `stated`: `quant_algo` as the config has it, in capitals.
+    - `lists_excluded`: whether there is a list of what is excluded.
     - `layers`: by name, without beginnings that `plain` takes away; one may hold many linears.
     """
 
@@ -130,6 +130,7 @@ class ModelOptConfig:
     layers: Mapping[str, Algorithm]
     excluded: Names
     kv_cache: TensorFormat | UnreadCache | None = None
+    lists_excluded: bool = True
 
     def algorithm_of(self, module: str) -> Algorithm | None:
         """The algorithm of a module that is quantized, None where the config names none for it."""
@@ -170,11 +171,12 @@ def parse_modelopt(
     caches = own.kv_cache, other.kv_cache
     read = next((cache for cache in caches if isinstance(cache, TensorFormat)), None)
     cache = read or own.kv_cache or other.kv_cache
-    return ModelOptConfig(own.stated, algorithm, layers, own.excluded, cache)
+    lists = own.lists_excluded
+    return ModelOptConfig(own.stated, algorithm, layers, own.excluded, cache, lists)
 
 
 def _agreed(where: str, own: Algorithm, other: Algorithm) -> Algorithm:
-    """What config.json and the file beside it say of the same linears."""
+    """The algorithm of linears that both config.json and the file beside it describe."""
     if own.name != other.name:
         raise CheckpointError(
             f"{where}config.json says quant_algo {own.name}, and {MODELOPT} beside it {other.name}"
@@ -208,6 +210,7 @@ def _parse(outer: Fields) -> ModelOptConfig:
         layers,
         Names(excluded, "exclude_modules"),
         declared_cache(lambda: _cache(fields)),
+        any(fields.any(name) is not None for name in ("exclude_modules", "ignore")),
     )
 
 
@@ -232,7 +235,7 @@ def _layers(fields: Fields, outer: Fields) -> dict[str, Algorithm]:
 
 
 def _group_sizes(outer: Fields, layer: str | None) -> dict[str, int]:
-    """What `config_groups` say of the weights' group size, by the group: all of them, or those whose
+    """The weights' group sizes in `config_groups`, by the group: all of them, or those whose
     `targets` name a layer."""
     groups, found = outer.object("config_groups"), {}
     for name in groups or ():
@@ -287,7 +290,7 @@ def _is_weights_alone(outer: Fields) -> bool:
 
 
 def _cache(fields: Fields) -> TensorFormat | None:
-    """As either form of the config says it."""
+    """The cache's format, in either form of the config."""
     scheme, name = fields.any("kv_cache_scheme"), "kv_cache_scheme"
     if scheme and isinstance(scheme, Mapping):
         words = scheme.get("type"), scheme.get("num_bits"), scheme.get("dynamic", False)

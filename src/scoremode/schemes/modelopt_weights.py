@@ -1,18 +1,20 @@
-"""ModelOpt's FP8: one float8 an element, with a float32 scale a tensor, a row or a block.
+"""Weights in ModelOpt's formats.
+
+FP8: one float8 an element, with a float32 scale a tensor, a row or a block.
 
 The effective weight is code times scale, the scale rounded to the dtype that is computed in before the
 product is: so ModelOpt dequantizes, and Marlin's scales are of that dtype, too. Where inputs are
 quantized as well the product's epilogue has the scale as it is stored.
 Source: ModelOpt 0.47, `FP8QTensor.dequantize`, `from_quantized_weight`.
 
-ModelOpt's MXFP8: e4m3 in groups of 32 under powers of two, one byte each.
+MXFP8: e4m3 in groups of 32 under powers of two, one byte each.
 
 The effective weight is the product in float32, rounded to the dtype that is computed in. The power
 of two of inputs is the next one above a group's largest magnitude / 448, where compressed-tensors takes
 one that may be below it: nothing is cut off.
 Source: ModelOpt 0.47, `MXFP8QTensor`; vLLM 0.33, `_mxfp8_e4m3_quantize_torch`.
 
-ModelOpt's NVFP4: e2m1 pairs in bytes under float8 scales of 16, all under one that multiplies.
+NVFP4: e2m1 pairs in bytes under float8 scales of 16, all under one that multiplies.
 
 The effective weight is e2m1 · (scale · global), both products in float32, rounded to the dtype that is
 computed in: so ModelOpt dequantizes, and vLLM's emulation. (ModelOpt's Triton kernel has
@@ -21,7 +23,7 @@ converter stores 1 / global, by which it then divides: two roundings more. A cod
 vLLM; ModelOpt's table has 0 there.
 Source: ModelOpt 0.47, `NVFP4QTensor.dequantize`; vLLM 0.33, `dequantize_to_dtype`.
 
-ModelOpt's AWQ: integers of 4 bits, two rows a byte, under scales of groups of a row's columns.
+AWQ: integers of 4 bits, two rows a byte, under scales of groups of a row's columns.
 
 Row 2i of a byte is in its low nibble, row 2i + 1 in the high one, both in two's complement. The
 effective weight is code times scale in float32, rounded to the dtype that is computed in, as ModelOpt's
@@ -147,7 +149,7 @@ class Int4Awq(Packed):
 
 @dataclass(frozen=True)
 class Int4Float8Awq(Int4Awq):
-    """The same rounded to float8 under `weight_scale_2`, for products with float8 inputs."""
+    """Int4Awq rounded to float8 under `weight_scale_2`, for products with float8 inputs."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""The experts of a checkpoint whose `quant_method` is `mxfp4`, as gpt-oss is published.
+"""MXFP4: the experts of a checkpoint whose `quant_method` is `mxfp4`, as gpt-oss is published.
 
 A projection of all experts of a layer is `*_blocks` uint8 [E, O, I / 32, 16], two e2m1 in a byte, the
 first in the low nibble, and `*_scales` uint8 [E, O, I / 32], powers of two (E8M0). It lies
@@ -8,12 +8,9 @@ untransposed, where the library's parameter is [E, I, O]; gate and up take turns
 Configs say nothing of inputs. Kernels before Blackwell leave them in bfloat16; on Blackwell vLLM and
 FlashInfer quantize them to MXFP8, e4m3 in groups of 32 under the next power of two above a group's
 largest magnitude / 448.
-Source: transformers 5.23, `convert_moe_packed_tensors`; FlashInfer, `cvt_warp_fp16_to_mxfp8`, which
-vLLM's `FLASHINFER_TRTLLM_MXFP4_MXFP8` and `FLASHINFER_CUTLASS_MXFP4_MXFP8` quantize with.
-
-`quantization_config` of gpt-oss: all experts in MXFP4, and everything else in bfloat16.
-
-Source: transformers 5.23, `Mxfp4Config`, `replace_with_mxfp4_linear`.
+Source: transformers 5.23, `Mxfp4Config`, `replace_with_mxfp4_linear`, `convert_moe_packed_tensors`;
+FlashInfer, `cvt_warp_fp16_to_mxfp8`, which vLLM's `FLASHINFER_TRTLLM_MXFP4_MXFP8` and
+`FLASHINFER_CUTLASS_MXFP4_MXFP8` quantize with.
 """
 
 import re
@@ -21,16 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors_weights import Mx
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded
-from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
 from scoremode.schemes.fused_experts import Expert, Stacked
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.layout import POWERS_OF_TWO, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted
 
@@ -73,7 +68,7 @@ _INPUTS = Inputs(
 
 
 class Mx4(Mx):
-    """As compressed-tensors' but for the scale 255, which is no number: NaN as in the OCP's
+    """compressed-tensors' MXFP4 but for the scale 255, which is no number: NaN as in the OCP's
     specification, so that no score of it passes; and that inputs are as they are by default."""
 
     @property
@@ -85,32 +80,38 @@ class Mx4(Mx):
         return True
 
 
-class Modules(Library):
+def _layout(projection: str, groups: tuple[int, int, int]) -> Layout:
+    """The tensors of all experts' projection, of E × O × I / 32 groups."""
+    return {
+        f"{projection}_blocks": Tensor("U8", (*groups, _BYTES)),
+        f"{projection}_scales": Tensor("U8", groups, POWERS_OF_TWO),
+    }
+
+
+class Modules(Library[Mxfp4Config]):
     """Experts' projections that are stored as blocks and scales."""
 
     methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
+    method = METHOD
     stacks = True
     marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_mxfp4(config)
-        found = {name: _PROJECTION.fullmatch(name) for name in checkpoint.tensors}
+    def parse(self, config: Mapping[str, Any]) -> Mxfp4Config:
+        return parse_mxfp4(config)
+
+    def check(self) -> None:
+        tensors = self.checkpoint.tensors
+        found = {name: _PROJECTION.fullmatch(name) for name in tensors}
         projections = {name: match[1] for name, match in found.items() if match}
         if all(name == projection for name, projection in projections.items()):
             raise UnsupportedFormat(f"{METHOD}, and no experts have blocks and scales: not decoded")
         for name in projections:
-            info = checkpoint.tensors[name]
-            if projections[name] == name and info.dtype in FLOATS and not self._excepts(name):
+            dtype = tensors[name].dtype
+            if projections[name] == name and dtype in FLOATS and not self._excepts(name):
                 raise CheckpointError(
-                    f"{name} is stored dense ({info.dtype.lower()}), and quantization_config says "
-                    "that it is quantized"
+                    f"{name} is stored dense ({dtype.lower()}), and quantization_config says that it "
+                    "is quantized"
                 )
-        # Layers are alike.
-        self._alike: dict[tuple, Stacked] = {}
-
-    @property
-    def config(self) -> Mxfp4Config:
-        return self._config
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
@@ -118,36 +119,28 @@ class Modules(Library):
         module, _, suffix = name.rpartition(".")
         return (found[1] if found else module), suffix
 
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        parsed = parse_mxfp4(config)
-
-        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-            home, _, own = linear.module.rpartition(".")
-            if linear.experts is None or parsed.not_converted.name(home):
-                return None
-            groups = (linear.experts, linear.shape[0], linear.shape[1] // _GROUP)
-            blocks = Foreseen("U8", (*groups, _BYTES))
-            return {f"{own}_blocks": blocks, f"{own}_scales": Foreseen("U8", groups)}
-
-        return tensors
+    def promise(self, linear: Linear) -> Layout | None:
+        if linear.experts is None or self._excepts(linear.module):
+            return None
+        rows, columns = linear.shape
+        own = linear.module.rpartition(".")[2]
+        return _layout(own, (linear.experts, rows, columns // _GROUP))
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Stacked, str]:
         stored, own = Headers(module, tensors), module.rpartition(".")[2]
         blocks, scales = f"{own}_blocks", f"{own}_scales"
-        if unknown := set(tensors) - {blocks, scales}:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        stored.refuse_others((blocks, scales), METHOD)
         if self._excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
-        experts, rows, groups, _ = stored.of_shape(blocks, ("U8",), (None, None, None, _BYTES))
-        stored.expect(scales, ("U8", "F8_E8M0"), [(experts, rows, groups)])
-        key = (own, experts, rows, groups)
-        if key not in self._alike:
+        experts, rows, groups, _ = stored.of_shape(blocks, (None, None, None, _BYTES))
+        stored.match(_layout(own, (experts, rows, groups)))
+
+        def make() -> Stacked:
             one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4, inputs=_INPUTS)
             names = (("weight_packed", blocks), ("weight_scale", scales))
-            self._alike[key] = Stacked(experts, Expert(one, names), untransposes=True)
-        return self._alike[key], "mxfp4"
+            return Stacked(experts, Expert(one, names), untransposes=True)
+
+        return self.alike((own, experts, rows, groups), make), "mxfp4"
 
     def _excepts(self, projection: str) -> bool:
         """Tells whether the list names the experts' module, for that is what the library looks up."""

@@ -70,7 +70,7 @@ class Packed(ABC):
 
     @property
     def zero_offset(self) -> int:
-        """What zero points are stored less."""
+        """The number that was subtracted from zero points before they were stored."""
         return 0
 
     @property

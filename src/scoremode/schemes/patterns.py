@@ -9,8 +9,7 @@ A checkpoint of experts has tens of thousands of modules, and lists of ignored o
 exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
 ever: matches that take longer than a glance have PATIENCE seconds, all those by one list together.
 
-Lists of modules that stay as they are, as transformers matches names with them.
-
+`NotConverted` is a list of modules that stay dense, as transformers matches names with it.
 Source: transformers 5.23, `should_convert_module`; 4.46, `_replace_with_bnb_linear`.
 """
 

@@ -39,7 +39,7 @@ _OF_CACHE = ("k_proj", "v_proj", "q_proj", "qkv_proj")
 
 @dataclass(frozen=True)
 class Layer:
-    """How a linear's weight and input are quantized, None for what is not."""
+    """The formats of a linear's weight and input, None for what is not quantized."""
 
     weights: TensorFormat | None
     inputs: TensorFormat | None
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class QuarkConfig:
-    """What of the config decides what a weight and an input mean.
+    """The fields of the config that decide what a weight and an input mean.
 
     - `default`: of linears that no pattern of `layers` names; `excluded`: names and patterns.
     - `shuffled`: whether a word's codes lie 0 2 4 6 1 3 5 7.
@@ -102,7 +102,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _matching(names: Iterable[str], where: str) -> Patterns:
-    """Those of the names that are patterns: regular expressions after `re:`, else as fnmatch takes
+    """The patterns among the names: regular expressions after `re:`, else as fnmatch takes
     them."""
     special = filter(_is_pattern, names)
     return Patterns(

@@ -1,10 +1,9 @@
-"""A module of AWQ's or GPTQ's as a checkpoint stores it: all that its headers and zero points tell.
+"""Integers in words that lie by output, as AWQ, GPTQ and AutoRound store them: `qweight`, `qzeros` and
+`scales`.
 
 Scales [groups, O] and zero points [groups, O · bits / 32] give the number of bits, whatever the config
 says; `qweight` gives the inputs, and whether its words hold codes of inputs (GPTQ) or of outputs (AWQ).
 The config must name what is found.
-
-Integers in words that lie by output: `qweight`, `qzeros` and `scales`, as AWQ and GPTQ store them.
 
 The effective weight [O, I] is (q - z) · s, the difference and the product each rounded in the dtype of
 the scales, float16 as these libraries write them.
@@ -12,10 +11,10 @@ Sources: AutoAWQ's `WQLinear_GEMM`; GPTQModel 7.7, `dequantize_weight`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -25,8 +24,7 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import Elements
-from scoremode.schemes.foreseen import Foreseen, Linear
-from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.unsupported import foreign_tensors
 
@@ -36,9 +34,9 @@ __all__ = [
     "Declared",
     "Qweight",
     "Stored",
-    "check_any",
     "check_gates",
-    "foreseen_tensors",
+    "promised_qweight",
+    "qweight_layout",
 ]
 
 
@@ -106,13 +104,7 @@ _GATE = re.compile(r".*\.experts\.\d+\.gate_proj\.qweight")
 _Scheme = TypeVar("_Scheme", bound=Scheme)
 
 
-def check_any(checkpoint: Checkpoint, method: str) -> None:
-    """Raises UnsupportedFormat for a checkpoint without a `qweight`: dense, or in another layout."""
-    if not any(name.rpartition(".")[2] == "qweight" for name in checkpoint.tensors):
-        raise UnsupportedFormat(f"{method}, and no tensor is a qweight: not decoded")
-
-
-def check_gates(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+def check_gates(checkpoint: Checkpoint) -> None:
     """Raises UnsupportedFormat for gpt-oss with experts whose `gate_proj` may be one of two things.
 
     Its gates and ups take turns in the library's parameter. AutoRound takes them apart; what GPTQModel
@@ -121,7 +113,7 @@ def check_gates(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     if checkpoint.text_config.get("model_type") != "gpt_oss":
         return
     name = next((n for n in checkpoint.tensors if _GATE.fullmatch(n)), None)
-    if name is not None and config.get("provider") != "auto-round":
+    if name is not None and (checkpoint.quantization or {}).get("provider") != "auto-round":
         raise UnsupportedFormat(
             f"{name}: of GPTQModel since 5.8 half of an expert's gates and ups, of others its gates; "
             "which is known only where the config's provider is auto-round: not decoded"
@@ -130,7 +122,7 @@ def check_gates(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a config says of a module: `group_size` is -1 for all inputs together."""
+    """A module's settings by a config: `group_size` is -1 for all inputs together."""
 
     bits: int
     group_size: int
@@ -150,7 +142,7 @@ class Stored(Headers):
 
     checkpoint: Checkpoint
 
-    def layout(self) -> tuple[Literal["columns", "outputs"], int, tuple[int, int], int]:
+    def words(self) -> tuple[Literal["columns", "outputs"], int, tuple[int, int], int]:
         """Order of the words, bits, O × I, and the number of groups.
 
         Raises CheckpointError where tensors are missing or don't fit each other.
@@ -168,15 +160,20 @@ class Stored(Headers):
                 f"{', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits"
             )
         if width == rows and 32 * height % bits == 0:
-            return "columns", bits, (rows, 32 * height // bits), groups
-        if (bits, width * 8) == (4, rows):
-            return "outputs", bits, (rows, height), groups
-        raise self.wrong(f"qweight {[height, width]} is not one of {rows} outputs at {bits} bits")
+            order, columns = "columns", 32 * height // bits
+        elif (bits, width * 8) == (4, rows):
+            order, columns = "outputs", height
+        else:
+            raise self.wrong(
+                f"qweight {[height, width]} is not one of {rows} outputs at {bits} bits"
+            )
+        self.match(qweight_layout((rows, columns), bits, groups, order))
+        return order, bits, (rows, columns), groups
 
     def declared(
         self, bits: int, columns: int, groups: int, first: Declared, others: Iterable[Declared]
     ) -> Declared:
-        """That of what the config says which the tensors have; `first` is what it says of this module.
+        """The config's settings that match the stored tensors; `first` are those for this module.
 
         Raises CheckpointError where none is, and where two of `others` are that mean different weights.
         """
@@ -215,7 +212,7 @@ class Stored(Headers):
             if declared and scaling.size is not None:
                 raise self.wrong("desc_act is true, and its tensor g_idx is missing")
             return False
-        info = self.expect("g_idx", ("I32",), [(columns,)])
+        info = self.header("g_idx")
         given = np.frombuffer(self.checkpoint.read_bytes(info.name), "<i4")
         usual = np.arange(columns) // (scaling.size or columns)
         if np.array_equal(given, usual):
@@ -260,33 +257,45 @@ class Stored(Headers):
         return scheme
 
 
-def foreseen_tensors(
+def qweight_layout(
+    shape: tuple[int, int], bits: int, groups: int, order: Literal["columns", "outputs"]
+) -> dict[str, Tensor]:
+    """The tensors of a linear whose words hold codes of inputs (`columns`) or of outputs."""
+    rows, columns = shape
+    words = (columns * bits // 32, rows) if order == "columns" else (columns, rows // 8)
+    layout = {
+        "scales": Tensor("F16", (groups, rows), SCALES),
+        "qzeros": Tensor("I32", (groups, rows * bits // 32)),
+        "qweight": Tensor("I32", words),
+    }
+    if order == "columns":
+        layout["g_idx"] = Tensor("I32", (columns,), optional=True)
+    return layout
+
+
+def promised_qweight(
     linear: Linear,
     declared: Declared,
     order: Literal["columns", "outputs"],
     zero: int,
     *,
     ordered: bool | None = None,
-) -> dict[str, Foreseen] | None:
-    """The tensors of a linear that is stored as `declared`, with all zero points stored as `zero`; None
-    where its outputs or inputs fill no whole words.
+) -> Layout | None:
+    """The tensors of a linear that a config declares, with all zero points stored as `zero`; None where
+    its outputs or inputs fill no whole words.
 
     `ordered`: whether inputs are in activation order, None for a library that stores no plain order.
     """
     (rows, columns), bits = linear.shape, declared.bits
     size = declared.size(columns)
-    groups = -(-columns // size)
     if rows * bits % 32 or (order == "columns" and columns * bits % 32):
         return None
+    layout = qweight_layout(linear.shape, bits, -(-columns // size), order)
     stream = sum(zero << (bits * n) for n in range(32)).to_bytes(4 * bits, "little")
-    height, width = (columns * bits // 32, rows) if order == "columns" else (columns, rows // 8)
-    tensors = {
-        "qweight": Foreseen("I32", (height, width)),
-        "qzeros": Foreseen("I32", (groups, rows * bits // 32), stream),
-        "scales": Foreseen("F16", (groups, rows)),
-    }
-    if ordered is not None:
+    layout["qzeros"] = layout["qzeros"]._replace(content=stream)
+    of_inputs = layout.pop("g_idx", None)
+    if ordered is not None and of_inputs is not None:
         inputs = np.arange(columns)[::-1] if ordered else np.arange(columns)
         places = (inputs // size).astype("<i4")
-        tensors["g_idx"] = Foreseen("I32", (columns,), places.tobytes())
-    return tensors
+        layout["g_idx"] = of_inputs._replace(content=places.tobytes())
+    return layout

@@ -226,7 +226,9 @@ def _library(checkpoint: Checkpoint) -> Library | None:
                     f"{module.removesuffix('.weight')} is stored as {looks} (its {suffix}), and the "
                     f"config says quantization method {method}"
                 )
-    return library(checkpoint, config)
+    reader = library(checkpoint, config)
+    reader.check()
+    return reader
 
 
 def library_of(checkpoint: Checkpoint) -> type[Library] | None:

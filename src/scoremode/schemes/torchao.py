@@ -1,37 +1,25 @@
-"""The quantized modules of a checkpoint of torchao, and their Schemes.
+"""torchao: integers and float8, one a byte, under scales a tensor, row or group.
 
 A weight is a tensor subclass: its parts are tensors (`_weight_qdata`, `_weight_scale`), its class
-and attributes JSON in the metadata of the file, by the weight's name.
-Source: torchao 0.18, `prototype/safetensors`.
+and attributes JSON in the metadata of the file, by the weight's name. The effective weight is code
+times scale in float32, rounded in the dtype that the tensor says it has.
 
-`quantization_config` of torchao, as transformers writes it.
-
-It says how a model was quantized; what a weight is its file's metadata says, tensor by tensor.
-Source: transformers 5.23, `TorchAoConfig`.
-
-Weights as torchao stores them: integers and float8, one a byte, under scales a tensor, row or
-group.
-
-The effective weight is code times scale in float32, rounded in the dtype that the tensor says it
-has.
-Source: torchao 0.18, `dequantize_affine`, `_dequantize_affine_float8`.
-
-What a linear would be stored as, by a `quantization_config` of torchao alone.
-
-`quant_type` has a config for all linears, or configs by names and patterns (`FqnToConfig`). The model's
-head stays dense where no list says what does.
-Source: transformers 5.23, `TorchAoHfQuantizer`, `TorchAoQuantize`; torchao 0.18, `quant_api`.
+A `quantization_config` says how a model was quantized; what a weight is its file's metadata says,
+tensor by tensor. `quant_type` has a config for all linears, or configs by names and patterns
+(`FqnToConfig`). By the config alone the model's head stays dense where no list says what does.
+Source: transformers 5.23, `TorchAoConfig`, `TorchAoHfQuantizer`, `TorchAoQuantize`; torchao 0.18,
+`prototype/safetensors`, `dequantize_affine`, `_dequantize_affine_float8`, `quant_api`.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from scoremode.checkpoint.config import parse_json
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
@@ -41,15 +29,115 @@ from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
-from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
-from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted, Patterns
 
-__all__ = ["METHOD", "AoWeight", "Modules", "TorchAoConfig", "foresee", "parse_torchao"]
+__all__ = ["METHOD", "AoWeight", "Modules", "TorchAoConfig", "parse_torchao"]
 
 
-_WRITTEN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+METHOD = "quantization method 'torchao'"
+
+
+@dataclass(frozen=True)
+class TorchAoConfig(TensorsDecide):
+    """The fields of the config that the modules' tensors are held to.
+
+    A linear that is stored dense is dense: torchao leaves those whose sizes its products can't take,
+    and transformers loads what it finds.
+
+    - `not_converted`: modules that are not quantized; `lists_dense`: whether the config lists them.
+    - `quant_type`: as it is in the config; tells how tensors are stored if there are none.
+    """
+
+    not_converted: NotConverted
+    lists_dense: bool
+    quant_type: Any
+
+
+def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
+    """Reads a `quantization_config` whose `quant_method` is `torchao`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in ("include_input_output_embeddings", "untie_embedding_weights"):
+        if fields.flag(name, False):
+            raise not_decoded(METHOD, name, True)
+    return TorchAoConfig(
+        NotConverted.of(fields, "modules_to_not_convert"),
+        config.get("modules_to_not_convert") is not None,
+        fields.any("quant_type"),
+    )
+
+
+@dataclass(frozen=True)
+class AoWeight(Naive):
+    """Integers of `bits`, or float8 where these are None, rounded in `dtype`."""
+
+    bits: int | None
+    dtype: torch.dtype
+
+    @property
+    def label(self) -> str:
+        if self.bits is not None:
+            return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}"
+        if self.inputs is None:
+            return f"FP8 W8A16 {self.scaling.label}"
+        return f"FP8 {self.scaling.label}, inputs {self.inputs.label}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("_weight_qdata", "_weight_scale")
+
+    @property
+    def scale_name(self) -> str:
+        return "_weight_scale"
+
+    @property
+    def elements(self) -> Elements:
+        return FLOATS[8] if self.bits is None else SIGNED_BYTES
+
+    @property
+    def codes(self) -> Codes:
+        if self.bits is None:
+            return Codes("float8", None, self.scaling.columns_of_one)
+        return Codes("int", 128, self.scaling.columns_of_one)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        stored = tensors[self.scale_name]
+        if self.by_kernel("decode", tensors, out, scale=stored, rounding=self.dtype):
+            return
+        scale = self.scaling.arranged(stored).float()
+        for rows, q in self.values(tensors, torch.float32, scratch):
+            own = scale if self.scaling.strategy == "tensor" else scale[rows]
+            self.scaling.multiply(q, own, slice(None), q)
+            if self.dtype not in (torch.float32, out.dtype):
+                q = scratch.get("rounded", tuple(q.shape), self.dtype, q.device).copy_(q)
+            out[rows].copy_(q)
+
+
+_CODES, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+# Of Int4Tensor there is no dequantization: its one kernel, a GPU's, adds zero points in floats
+# to q · s, and whether the product is rounded before that no source of torchao's says.
+_READ = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_INTEGERS = {f"int{bits}": bits for bits in range(1, 9)}
+_STRATEGIES = {"PerRow": "token", "PerTensor": "tensor"}
+
+
+def _layout(scaling: Scaling, *, is_float: bool, of_scales: str) -> dict[str, Tensor]:
+    """Codes, scales, and zero points, all of them zero, which floats are written without."""
+    return {
+        _CODES: Tensor("F8_E4M3" if is_float else "I8", scaling.shape),
+        _SCALE: Tensor(of_scales, scaling.stored_shape, SCALES),
+        _ZERO: Tensor("I8", scaling.stored_shape, optional=True),
+    }
+
+
+_SPELLINGS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
 # Fields that mean another tensor where they say something else.
 _PLAIN = {
@@ -80,7 +168,8 @@ class _Form:
     integers: Mapping[str, Any] | None = None
     multiple: int = 1
 
-    def of(self, linear: Linear) -> dict[str, Foreseen] | None:
+    def layout(self, linear: Linear) -> Layout | None:
+        """The tensors of a linear, None where it is left dense."""
         if any(size % self.multiple for size in linear.shape):
             return None
         scaling = _scaling(linear, self.granularity)
@@ -88,38 +177,18 @@ class _Form:
         block = {"tensor": [rows, columns], "group": [1, scaling.size]}
         data = {
             "block_size": block.get(scaling.strategy, [1, columns]),
-            "dtype": {"_type": "torch.dtype", "_data": _WRITTEN[linear.dtype]},
+            "dtype": {"_type": "torch.dtype", "_data": _SPELLINGS[linear.dtype]},
         }
         if self.integers is not None:
             data |= {"target_dtype": self.integers, "activation_quantization": None}
         else:
             data |= {"act_quant_kwargs": self.inputs}
         text = json.dumps({"_type": self.kind, "_data": data})
-        of_codes = "F8_E4M3" if self.kind == "Float8Tensor" else "I8"
         of_scales = linear.dtype if self.integers is not None else "F32"
-        tensors = {
-            "_weight_qdata": Foreseen(of_codes, linear.shape, described=("weight", text)),
-            "_weight_scale": Foreseen(of_scales, scaling.stored_shape),
-        }
-        zero = {"_weight_zero_point": Foreseen("I8", scaling.stored_shape)}
-        return tensors | ({} if self.kind == "Float8Tensor" else zero)
-
-
-def foresee(config: Mapping[str, Any]) -> Foresee:
-    """Raises CheckpointError, UnsupportedFormat for a config that can't be read, and where its tensors
-    are not known."""
-    parsed = parse_torchao(config)
-    lists = config.get("modules_to_not_convert") is not None
-    kind = Fields(config, "its top").object("quant_type")
-    form_of = _forms(kind.any("default") if kind else None)
-
-    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        if parsed.not_converted.spares(linear.module) or not (lists or linear.in_layer):
-            return None
-        form = form_of(linear.module)
-        return None if form is None else form.of(linear)
-
-    return tensors
+        layout = _layout(scaling, is_float=self.kind == "Float8Tensor", of_scales=of_scales)
+        if self.kind == "Float8Tensor":
+            del layout[_ZERO]
+        return layout | {_CODES: layout[_CODES]._replace(described=("weight", text))}
 
 
 def _forms(value: Any) -> Callable[[str], _Form | None]:
@@ -198,7 +267,7 @@ def _scaling(linear: Linear, granularity: Any) -> Scaling:
 
 
 def _inner(value: Any) -> Any:
-    """What a value of an enumeration, or a dtype, holds."""
+    """The name that a value of an enumeration, or a dtype, holds."""
     return value.get("_data") if isinstance(value, Mapping) else value
 
 
@@ -208,111 +277,25 @@ def _unknown(name: str, value: Any) -> UnsupportedFormat:
     )
 
 
-METHOD = "quantization method 'torchao'"
-
-
-@dataclass(frozen=True)
-class TorchAoConfig(TensorsDecide):
-    """The modules that are not quantized.
-
-    A linear that is stored dense is dense: torchao leaves those whose sizes its products can't take,
-    and transformers loads what it finds.
-    """
-
-    not_converted: NotConverted
-
-
-def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
-    """Reads a `quantization_config` whose `quant_method` is `torchao`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
-    fields = Fields(config, "its top")
-    for name in ("include_input_output_embeddings", "untie_embedding_weights"):
-        if fields.flag(name, False):
-            raise not_decoded(METHOD, name, True)
-    return TorchAoConfig(NotConverted.of(fields, "modules_to_not_convert"))
-
-
-@dataclass(frozen=True)
-class AoWeight(Naive):
-    """Integers of `bits`, or float8 where these are None, rounded in `dtype`."""
-
-    bits: int | None
-    dtype: torch.dtype
-
-    @property
-    def label(self) -> str:
-        if self.bits is not None:
-            return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}"
-        if self.inputs is None:
-            return f"FP8 W8A16 {self.scaling.label}"
-        return f"FP8 {self.scaling.label}, inputs {self.inputs.label}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("_weight_qdata", "_weight_scale")
-
-    @property
-    def scale_name(self) -> str:
-        return "_weight_scale"
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[8] if self.bits is None else SIGNED_BYTES
-
-    @property
-    def codes(self) -> Codes:
-        if self.bits is None:
-            return Codes("float8", None, self.scaling.columns_of_one)
-        return Codes("int", 128, self.scaling.columns_of_one)
-
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
-        stored = tensors[self.scale_name]
-        if self.by_kernel("decode", tensors, out, scale=stored, rounding=self.dtype):
-            return
-        scale = self.scaling.arranged(stored).float()
-        for rows, q in self.values(tensors, torch.float32, scratch):
-            own = scale if self.scaling.strategy == "tensor" else scale[rows]
-            self.scaling.multiply(q, own, slice(None), q)
-            if self.dtype not in (torch.float32, out.dtype):
-                q = scratch.get("rounded", tuple(q.shape), self.dtype, q.device).copy_(q)
-            out[rows].copy_(q)
-
-
-_CODES, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
-# Of Int4Tensor there is no dequantization: its one kernel, a GPU's, adds zero points in floats
-# to q · s, and whether the product is rounded before that no source of torchao's says.
-_READ = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_INTEGERS = {f"int{bits}": bits for bits in range(1, 9)}
-_STRATEGIES = {"PerRow": "token", "PerTensor": "tensor"}
-
-
-class Modules(Library):
+class Modules(Library[TorchAoConfig]):
     """Linears whose weight is an `Int8Tensor`, a `Float8Tensor` or an
     `IntxUnpackedToInt8Tensor`."""
 
     methods = frozenset(("torchao",))
+    method = METHOD
+    required = _CODES
     marks = frozenset((_CODES, _SCALE))
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_torchao(config)
-        self._checkpoint = checkpoint
-        self._alike: dict[AoWeight, AoWeight] = {}
-        if not any(name.endswith(_CODES) for name in checkpoint.tensors):
-            raise UnsupportedFormat(f"{METHOD}, and no tensor is a {_CODES}: not decoded")
-        self._metadata = checkpoint.metadata()
+    def parse(self, config: Mapping[str, Any]) -> TorchAoConfig:
+        return parse_torchao(config)
 
-    @property
-    def config(self) -> TorchAoConfig:
-        return self._config
-
-    @staticmethod
-    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
-        return foresee(config)
+    def promise(self, linear: Linear) -> Layout | None:
+        config = self.config
+        listed = config.not_converted.spares(linear.module)
+        if listed or not (config.lists_dense or linear.in_layer):
+            return None
+        form = self._form_of(linear.module)
+        return None if form is None else form.layout(linear)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[AoWeight, str]:
         stored = Headers(module, tensors)
@@ -320,15 +303,24 @@ class Modules(Library):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
         # Before its tensors: those of other classes have other names.
         described = _Described(stored, self._metadata.get(f"{module}.weight"))
-        if unknown := set(tensors) - {_CODES, _SCALE, _ZERO, "bias"}:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        stored.refuse_others((_CODES, _SCALE, _ZERO, "bias"), METHOD)
         scheme = described.scheme()
         if _ZERO in tensors:
-            info = stored.expect(_ZERO, ("I8",), [scheme.scaling.stored_shape])
-            if any(bytes(self._checkpoint.read_bytes(info.name))):
+            content = self.checkpoint.read_bytes(tensors[_ZERO].name)
+            if any(bytes(content)):
                 raise UnsupportedFormat(f"{module}: {METHOD} with zero points: not decoded")
-        return self._alike.setdefault(scheme, scheme), "torchao"
+        return self.alike(scheme, lambda: scheme), "torchao"
+
+    @cached_property
+    def _metadata(self) -> dict[str, str]:
+        return self.checkpoint.metadata()
+
+    @cached_property
+    def _form_of(self) -> "Callable[[str], _Form | None]":
+        """The form of each module by the config. Raises UnsupportedFormat where its tensors are not
+        known."""
+        given = Fields({"quant_type": self.config.quant_type}, "its top").object("quant_type")
+        return _forms(given.any("default") if given else None)
 
 
 class _Described:
@@ -364,9 +356,9 @@ class _Described:
         dtype = self._typed(data.get("dtype"), "torch.dtype")[1]
         if dtype not in _DTYPES:
             raise self._unsupported("dtype", dtype)
-        shape = stored.matrix(_CODES, ("F8_E4M3",) if bits is None else ("I8",))
-        scaling = self._scaling(shape)
-        stored.expect(_SCALE, SCALES, [scaling.stored_shape])
+        is_float = bits is None
+        scaling = self._scaling(stored.matrix(_CODES, ("F8_E4M3",) if is_float else ("I8",)))
+        stored.match(_layout(scaling, is_float=is_float, of_scales="F32"))
         declared = None if inputs is None else Inputs(self._inputs(inputs, bits), ())
         return AoWeight(scaling, bits, _DTYPES[dtype], inputs=declared)
 

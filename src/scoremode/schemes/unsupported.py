@@ -83,7 +83,7 @@ def foreign_method(config: Mapping[str, Any]) -> str:
 
 
 def foreign_tensors(suffixes: Iterable[str]) -> str | None:
-    """Whose tensors these are, by their suffixes; None if nothing tells."""
+    """The library whose tensors these are, by their suffixes; None if nothing tells."""
     return next((_SUFFIXES[suffix] for suffix in sorted(suffixes) if suffix in _SUFFIXES), None)
 
 

@@ -12,10 +12,9 @@ from support.triton_interpreter import exact_bfloat16
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.schemes.awq import Gemv, foreseen_gemv, stored_gemv, zero_words
+from scoremode.schemes.awq import Gemv, gemv_layout, stored_gemv, zero_words
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.foreseen import Linear
 from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
@@ -79,9 +78,9 @@ def test_shapes_and_what_a_config_alone_promises(stored, size, words):
     found, declared = stored(size), Declared(4, size, symmetric=False)
     scheme = stored_gemv(found, declared)
     assert scheme.shape == (16, 384) and found.tensors["qzeros"].shape == (16, words)
-    foreseen = foreseen_gemv(Linear("m", (16, 384), "F16"), declared)
-    assert foreseen is not None
-    assert {k: (t.dtype, t.shape) for k, t in foreseen.items()} == {
+    layout = gemv_layout((16, 384), declared)
+    assert layout is not None
+    assert {k: (t.dtype, t.shape) for k, t in layout.items()} == {
         k: (t.dtype, t.shape) for k, t in found.tensors.items()
     }
 
@@ -89,7 +88,7 @@ def test_shapes_and_what_a_config_alone_promises(stored, size, words):
 def test_inputs_that_fill_no_words_or_groups_are_left_dense():
     declared = Declared(4, 32, symmetric=False)
     for columns in (36, 40):
-        assert foreseen_gemv(Linear("m", (16, columns), "F16"), declared) is None
+        assert gemv_layout((16, columns), declared) is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from support.schemes import DTYPES, decode, random_weight, same, write_checkpoin
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.schemes.awq import GemvFast, foreseen_gemv_fast, stored_gemv_fast
-from scoremode.schemes.foreseen import Linear
+from scoremode.schemes.awq import GemvFast, gemv_fast_layout, stored_gemv_fast
 from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
@@ -55,16 +54,16 @@ def test_shapes_and_what_a_config_alone_promises(stored, size, places):
     scheme = stored_gemv_fast(found, declared)
     assert scheme == GemvFast((16, 384), 384 if size == -1 else size)
     assert found.tensors["qzeros"].shape == (places, 16)
-    foreseen = foreseen_gemv_fast(Linear("m", (16, 384), "F16"), declared)
-    assert foreseen is not None
-    assert {k: (t.dtype, t.shape) for k, t in foreseen.items()} == {
+    layout = gemv_fast_layout((16, 384), declared)
+    assert layout is not None
+    assert {k: (t.dtype, t.shape) for k, t in layout.items()} == {
         k: (t.dtype, t.shape) for k, t in found.tensors.items()
     }
 
 
 @pytest.mark.parametrize("shape", [(16, 96), (18, 64), (16, 64 * 5)])
 def test_linears_that_fill_no_words_or_groups_are_left_dense(shape):
-    assert foreseen_gemv_fast(Linear("m", shape, "F16"), Declared(4, 128, symmetric=False)) is None
+    assert gemv_fast_layout(shape, Declared(4, 128, symmetric=False)) is None
 
 
 @pytest.mark.parametrize(

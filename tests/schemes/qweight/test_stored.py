@@ -34,11 +34,11 @@ def ints(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_bits_and_shape_come_from_the_tensors(stored, bits):
-    assert stored(Recipe(bits)).layout() == ("columns", bits, SHAPE, 3)
+    assert stored(Recipe(bits)).words() == ("columns", bits, SHAPE, 3)
 
 
 def test_awqs_words_are_told_from_gptqs(stored):
-    assert stored(Recipe(order="outputs")).layout() == ("outputs", 4, SHAPE, 3)
+    assert stored(Recipe(order="outputs")).words() == ("outputs", 4, SHAPE, 3)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_awqs_words_are_told_from_gptqs(stored):
 )
 def test_tensors_that_do_not_fit(stored, changes, words):
     with pytest.raises(CheckpointError) as error:
-        stored(**changes).layout()
+        stored(**changes).words()
     assert words in str(error.value) and "\n" not in str(error.value)
 
 

@@ -175,7 +175,7 @@ def _vocabulary(facts: Facts) -> int:
 
 
 def _dtype(facts: Facts) -> str:
-    """What `--dtype auto` means: the dense matrices' type, bfloat16 where any is packed."""
+    """The dtype of `--dtype auto`: the dense matrices' type, bfloat16 where any is packed."""
     matrices: list[GgufTensor] = [t for t in facts.tensors.values() if len(t.shape) > 1]
     types = Counter(tensor.type for tensor in matrices)
     if not types or set(types) - set(_FLOATS):

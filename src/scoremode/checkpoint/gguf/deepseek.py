@@ -66,7 +66,7 @@ def _heads(facts: Facts) -> dict[str, Any]:
 
 
 def _attention(facts: Facts, rope: dict[str, Any]) -> dict[str, float]:
-    """What yarn does to the attention's scale: llama.cpp, as all of these models, does it as with
+    """Yarn's factor of the attention's scale: llama.cpp, as all of these models, does it as with
     `mscale` and `mscale_all_dim` of the same value."""
     key = "rope.scaling.yarn_log_multiplier"
     scale = facts.get(real(key, 0.0))
@@ -119,7 +119,7 @@ def _layers(facts: Facts) -> int:
 
 
 def _groups(facts: Facts, gating: int) -> dict[str, Any]:
-    """In how many groups experts lie, and of how many of them a token's are.
+    """The number of groups that experts lie in, and of those that a token's are from.
 
     V2-Lite, the one without a low rank for queries, has none, and converters before October 2025
     didn't say that of the others.

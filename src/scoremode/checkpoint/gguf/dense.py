@@ -329,7 +329,7 @@ def _gemma(facts: Facts) -> dict[str, Any]:
 
 
 def _newer(facts: Facts) -> dict[str, Any]:
-    """What Gemma 2 and 3 share."""
+    """The fields of the config that Gemma 2 and 3 share."""
     of_27b = facts.layers == _LAYERS_OF_27B[facts.architecture]
     config = facts.config
     shared = config["hidden_size"] // config["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model: metadata by key, typed and checked, and its tensors by name.
+"""Facts of a model in a GGUF file: metadata by key, typed and checked, and its tensors by name.
 
 Each key of the architecture's own that is asked for is noted, so that those nobody asked for can be
 refused: one that is not known may be what moves every number. So may one of a namespace that nobody
@@ -273,7 +273,7 @@ def rope_parameters(facts: Facts, head_dim: int, *, partial: bool = False) -> di
 
 
 def _share(rotated: int, head_dim: int) -> float:
-    """Of which the library makes `rotated` again, which it rounds down."""
+    """The fraction of which the library makes `rotated` again, rounding down."""
     share = rotated / head_dim
     return share if int(head_dim * share) == rotated else math.nextafter(share, 1)
 

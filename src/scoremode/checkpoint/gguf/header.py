@@ -115,7 +115,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """All that a GGUF file says beside its tensors' bytes.
+    """The contents of a GGUF file beside its tensors' bytes.
 
     - `metadata`: str, int, float and bool; arrays of numbers and of bool as numpy's, of strings and of
       arrays as lists.

@@ -97,7 +97,7 @@ def _transposed(config: Mapping[str, Any]) -> Layout:
 
 
 def _each_head(config: Mapping[str, Any]) -> Layout:
-    """Of models whose queries, keys and values lie head by head."""
+    """The layout of models whose queries, keys and values lie head by head."""
     heads = config.get("num_attention_heads", config.get("n_head"))
     assert isinstance(heads, int)
     return Layout(groups=heads, head_dim=config["hidden_size"] // heads)

@@ -1,4 +1,4 @@
-r"""How llama.cpp cuts a text before its byte pairs are merged, by the name in `tokenizer.ggml.pre`.
+r"""llama.cpp's rules for cutting a text before its byte pairs are merged, by `tokenizer.ggml.pre`.
 
 Facts of src/llama-vocab.cpp and src/unicode.cpp: names, regular expressions, one after the other, each
 within the pieces of the one before, and what else a name means. The expressions are in Oniguruma's
@@ -66,7 +66,7 @@ _CASED = (
 
 
 class Split(NamedTuple):
-    """What a name in `tokenizer.ggml.pre` stands for.
+    """The rule that a name in `tokenizer.ggml.pre` stands for.
 
     - `patterns`: each cuts the pieces of the one before; what lies between matches is a piece too.
     - `whole`: a piece that is a token is one, whatever the merges say.

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Layout:
-    """What is undone to a stored tensor [O, …], first the order of its outputs.
+    """The changes to a stored tensor [O, …] that are undone, first the order of its outputs.
 
     - `turns`: of so many heads the halves that a rotation pairs take turns, row by row; the library has
       one half after the other. 0 for none.
@@ -96,7 +96,7 @@ def _nothing(facts: Facts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What llama.cpp calls one thing, and transformers another.
+    """An architecture that llama.cpp calls one thing, and transformers another.
 
     - `model_type`, `model`: the config's, and its class.
     - `fields`: the config's fields that are a key of the metadata each. Found for all besides are
@@ -168,7 +168,7 @@ TURNS = {
 
 
 def window(facts: Facts, default: int | None = None) -> int:
-    """How many positions a sliding window has; `default`: where the file says none, None if it has to.
+    """The positions of a sliding window; `default`: where the file says none, None if it has to.
 
     A default of 0 stands for no window, and the file may say that, too. Raises CheckpointError.
     """
@@ -180,8 +180,8 @@ def window(facts: Facts, default: int | None = None) -> int:
 
 
 def layer_types(facts: Facts, period: int) -> list[str]:
-    """Which layers attend to a sliding window: all but each last of `period`, if the file doesn't say
-    it, by a period or layer by layer."""
+    """The kinds of layers, which attend to a sliding window or not: all but each last of `period`, if
+    the file doesn't say it, by a period or layer by layer."""
     key = "attention.sliding_window_pattern"
     if facts.is_list(key):
         slides = facts.per_layer(flag(key)) or []

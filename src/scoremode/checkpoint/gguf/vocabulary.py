@@ -90,7 +90,7 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What `tokenizer.ggml.*` says, by token id.
+    """The vocabulary in `tokenizer.ggml.*`, by token id.
 
     - `tokens`: all different; one without a name is called `[EMPTY_7]`, as llama.cpp has it.
     - `kinds` int32 [V]: ggml's token types.
@@ -183,7 +183,7 @@ class Vocabulary:
             yield Added(token, i in controls, token in before, behind and token not in _PLAIN_PHI3)
 
     def _stripping(self) -> tuple[set[str], bool]:
-        """Which tokens take white space before them, and whether all do behind them."""
+        """The tokens that take white space before them, and whether all do behind them."""
         name, pre, architecture = (
             str(self.metadata.get(key, ""))
             for key in ("general.name", _PREFIX + "pre", "general.architecture")

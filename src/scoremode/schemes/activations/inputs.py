@@ -5,17 +5,16 @@ fake-quantized forward computes them in that dtype: scale from the extremes, div
 round half to even. Two libraries do otherwise: torchao rounds its dynamic scales to the input's dtype,
 and torchao and Quark multiply by an integer's inverse scale, which rounds twice. What is returned are
 codes and scales, apart: the fake-quantized value is their product, and a linear needs only the codes'
-products. On CUDA one kernel does it (kernels.py). LLM.int8's are another quantizer's (outliers.py).
+products. On CUDA one kernel does it (kernels.py). LLM.int8 quantizes by `quantize_apart`.
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`;
 ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies; torchao 0.18,
 `_choose_qparams_affine`, `_quantize_affine`, `_choose_scale_float8`; Quark 0.13,
 `calculate_int_quant_params`, `fake_quantize_per_tensor_affine`.
 
-LLM.int8's quantizer of a linear's input: int8 by token, and columns with an outlier apart.
-
-Which columns are apart depends on all tokens that go through the linear at once. Here these are the
-tokens of one window, as when the library runs on it alone: no window's columns depend on what else is
-in its batch, and a state does know that much of the tokens after it.
+LLM.int8 has int8 by token, and columns with an outlier apart. Which columns are apart depends on all
+tokens that go through the linear at once. Here these are the tokens of one window, as when the library
+runs on it alone: no window's columns depend on what else is in its batch, and a state does know that
+much of the tokens after it.
 
 An input is rounded to float16 first. A token's scale is its largest magnitude below the threshold,
 whichever column that lies in, over 127; codes of all tokens are zero in the columns apart.
@@ -82,7 +81,7 @@ class Inputs:
 
     @property
     def by_window(self) -> str:
-        """What there is one of a window, in a sentence on inputs that span one."""
+        """The quantity that is computed once a window, for sentences on inputs that span one."""
         return "has its outliers by the window" if self.format.outliers else "has a scale a window"
 
     @property
@@ -278,7 +277,7 @@ class _Known:
 
     @property
     def of_codes(self) -> torch.Tensor:
-        """What `whole` makes the scale of codes that have their local scales in them."""
+        """The scale by `whole` of codes that have their local scales in them."""
         assert self.whole is not None
         return self.whole if self.multiplies else 1 / self.whole
 

@@ -1,6 +1,5 @@
-"""Quantized operands: what their codes are, and codes with their scales.
-
-Rounding to small floats: e2m1, e2m3, e4m3, e5m2, and powers of two a group.
+"""Quantized operands, codes with their scales, and rounding to small floats: e2m1, e2m3, e4m3, e5m2,
+and powers of two a group.
 """
 
 from dataclasses import dataclass

@@ -22,6 +22,7 @@ from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.from_config import checkpoint_by_config
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
+from scoremode.schemes.library import Library
 from scoremode.schemes.resolve import READ
 from scoremode.schemes.summary import summarize
 
@@ -36,14 +37,14 @@ def by_config(folder: Path) -> Checkpoint:
 
 
 def check(folder: Path, *, dtypes: bool = True) -> None:
-    foreseen, real = headers(by_config(folder)), headers(open_checkpoint(str(folder)))
-    assert foreseen.keys() == real.keys()
+    promised, real = headers(by_config(folder)), headers(open_checkpoint(str(folder)))
+    assert promised.keys() == real.keys()
     for name, (dtype, shape) in real.items():
         # One of a tensor has any rank.
-        assert foreseen[name][1] == shape or shape in ((), (1,), (1, 1)), name
+        assert promised[name][1] == shape or shape in ((), (1,), (1, 1)), name
         # Scales may be wider than the model.
         if dtypes:
-            assert foreseen[name][0] == dtype, name
+            assert promised[name][0] == dtype, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -75,8 +76,8 @@ def test_names_of_a_dense_model(tmp_path, name):
 )  # fmt: skip
 def test_integers_in_words(tmp_path, recipe, config):
     packed, _ = qweight_pair(tmp_path, "llama", recipe, **config)
-    foreseen, real = headers(by_config(packed)), headers(open_checkpoint(str(packed)))
-    assert foreseen == real
+    promised, real = headers(by_config(packed)), headers(open_checkpoint(str(packed)))
+    assert promised == real
 
 
 @pytest.mark.parametrize("scale", [torch.float32, torch.float8_e8m0fnu])
@@ -93,8 +94,8 @@ def test_blocks_of_float8(tmp_path, scale):
 def test_modelopts(tmp_path, algorithm, alone):
     packed, _ = modelopt_pair(tmp_path, "llama", algorithm, alone=alone)
     with opened_config(str(packed / "config.json")) as (given, _):
-        foreseen = headers(checkpoint_by_config(given))
-    assert foreseen == headers(open_checkpoint(str(packed)))
+        promised = headers(checkpoint_by_config(given))
+    assert promised == headers(open_checkpoint(str(packed)))
 
 
 def test_modelopts_experts(tmp_path):
@@ -105,10 +106,10 @@ def test_modelopts_experts(tmp_path):
 @pytest.mark.parametrize(("name", "kind"), [("llama", "nf4"), ("mixtral", "int8")])
 def test_bitsandbytes(tmp_path, name, kind):
     packed, _ = bitsandbytes_pair(tmp_path, name, kind)
-    foreseen = by_config(packed)
-    assert headers(foreseen) == headers(open_checkpoint(str(packed)))
+    promised = by_config(packed)
+    assert headers(promised) == headers(open_checkpoint(str(packed)))
     # Records and tables are read.
-    assert summarize(foreseen).refusals == {}
+    assert summarize(promised).refusals == {}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +129,9 @@ def test_bitsandbytes(tmp_path, name, kind):
 def test_libraries_whose_configs_tell_all(tmp_path, make, name, how):
     """What is said of the config alone is what is said of the checkpoint."""
     packed, _ = make(tmp_path, name, *how)
-    foreseen, real = by_config(packed), open_checkpoint(str(packed))
-    assert headers(foreseen) == headers(real)
-    ours, theirs = summarize(foreseen), summarize(real)
+    promised, real = by_config(packed), open_checkpoint(str(packed))
+    assert headers(promised) == headers(real)
+    ours, theirs = summarize(promised), summarize(real)
     assert ours.refusals == {} and ours.formats == theirs.formats
     assert (ours.body_bits, ours.quantized) == (theirs.body_bits, theirs.quantized)
     alone, whole = (
@@ -158,7 +159,7 @@ def test_modules_of_mlx_that_have_bits_of_their_own(tmp_path):
 
 
 def test_what_only_tensors_tell_is_refused(demo, monkeypatch):
-    monkeypatch.setattr(READ["awq"], "foresee", staticmethod(lambda config, model: None))
+    monkeypatch.setattr(READ["awq"], "promise", Library.promise)
     config = json.loads((demo / "model" / "config.json").read_text())
     config |= {"quantization_config": {"quant_method": "awq", "bits": 4}}
     with pytest.raises(

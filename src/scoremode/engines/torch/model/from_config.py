@@ -17,7 +17,7 @@ from scoremode.engines.torch.model.build import skeleton_of_config
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import has_gate
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
-from scoremode.schemes.foreseen import ForeseenCheckpoint, Linear, foreseen
+from scoremode.schemes.layout import Linear, PromisedCheckpoint, promised
 from scoremode.schemes.resolve import library_of, resolve
 
 __all__ = ["checkpoint_by_config"]
@@ -37,33 +37,27 @@ _STACKED = re.compile(r"(.*experts\.)(gate_up_proj|up_proj|down_proj)(_bias)?")
 Tensors = dict[str, torch.Tensor]
 
 
-def checkpoint_by_config(checkpoint: Checkpoint) -> ForeseenCheckpoint:
+def checkpoint_by_config(checkpoint: Checkpoint) -> PromisedCheckpoint:
     """The `checkpoint`, of which only the config is there, with headers of all its tensors but those
     of encoders.
 
     Raises UnsupportedModel for a model that can't be built, UnsupportedFormat where only tensors tell
     what is quantized.
     """
-    library, foresee = library_of(checkpoint), None
+    library, promise = library_of(checkpoint), None
     if library is None:
         # Says so where another file than the config does.
         resolve(checkpoint)
     if library is not None and (quantization := checkpoint.quantization):
-        foresee = library.foresee(quantization, checkpoint.text_config)
-        if foresee is None:
-            method = quantization.get("quant_method")
-            raise UnsupportedFormat(
-                f"quantization method {method!r} is read, and what it means for a module is known "
-                "from its tensors alone"
-            )
+        promise = library(checkpoint, quantization).promise
     skeleton = skeleton_of_config(checkpoint, _dtype(checkpoint))
     experts = [m for layer in skeleton.layers for m in layer.modules() if _are_stacked(m)]
     transposed = any(getattr(module, "is_transposed", True) for module in experts)
-    parameters, linears, head = _parameters(skeleton)
+    parameters, weight_names, head = _parameters(skeleton)
     with telling(checkpoint, "described"):
         tensors = _stored(skeleton, parameters)
         # In the model's order, so that a table is the same whenever it is made.
-        own = {name: tensor for name, tensor in parameters.items() if name in linears}
+        own = {name: tensor for name, tensor in parameters.items() if name in weight_names}
         weights = _stored(skeleton, own)
         if _elements(tensors) != _elements(parameters):
             # A rule that the library can't turn round.
@@ -80,17 +74,17 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> ForeseenCheckpoint:
                 for found in (tensors, weights)
             )
     for name, tensor in weights.items():
-        if foresee and tensor.dim() == 3 and not _STACKED.fullmatch(name):
+        if promise and tensor.dim() == 3 and not _STACKED.fullmatch(name):
             raise UnsupportedFormat(
                 f"{name} is of {len(tensor)} experts, and how it is stored quantized is known from its "
                 "tensors alone"
             )
     dense = {name: (_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()}
-    found = (
+    linears = (
         _linear(name, tensor, transposed=transposed, in_layer=name not in heads)
         for name, tensor in weights.items()
     )
-    return foreseen(checkpoint, dense, found, foresee)
+    return promised(checkpoint, dense, linears, promise)
 
 
 def _dtype(checkpoint: Checkpoint) -> torch.dtype:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from support.families.bitsandbytes import config, quantize
+from support.promises import promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.bitsandbytes import foresee
-from scoremode.schemes.foreseen import Linear
+from scoremode.schemes.bitsandbytes import Modules
+from scoremode.schemes.layout import Linear
+
+promise = promises_of(Modules)
 
 NAMES = {torch.float32: "F32", torch.uint8: "U8", torch.int8: "I8"}
 LINEAR = Linear("model.layers.0.mlp.up_proj", (96, 200), "BF16")
@@ -19,10 +22,10 @@ def test_tensors_of_each_kind(kind, double):
     torch.manual_seed(0)
     stored = quantize(torch.randn(96, 200).bfloat16(), kind, double and kind != "int8")
     del stored["dense"]
-    foreseen = foresee(config(kind, double))(LINEAR)
-    assert foreseen and foreseen.keys() == stored.keys()
+    promised = promise(config(kind, double))(LINEAR)
+    assert promised and promised.keys() == stored.keys()
     for suffix, tensor in stored.items():
-        found = foreseen[suffix]
+        found = promised[suffix]
         assert found.dtype == NAMES[tensor.dtype], suffix
         # The text of a number in the record has any length.
         if not (double and ".quant_state." in suffix):
@@ -34,9 +37,9 @@ def test_tensors_of_each_kind(kind, double):
 
 
 def test_what_stays_dense():
-    assert foresee(config())(HEAD) is None
+    assert promise(config())(HEAD) is None
     # A list takes the place of what is left by itself.
-    listed = foresee(config(llm_int8_skip_modules=["up_proj"]))
+    listed = promise(config(llm_int8_skip_modules=["up_proj"]))
     assert listed(LINEAR) is None and listed(HEAD) is not None
 
 
@@ -44,12 +47,12 @@ def test_what_stays_dense():
     ("storage", "dtype", "rows"), [("bfloat16", "BF16", 4800), (None, "U8", 9600)]
 )
 def test_codes_in_other_dtypes(storage, dtype, rows):
-    foreseen = foresee(config(bnb_4bit_quant_storage=storage))(LINEAR)
-    assert foreseen and foreseen["weight"][:2] == (dtype, (rows, 1))
+    promised = promise(config(bnb_4bit_quant_storage=storage))(LINEAR)
+    assert promised and promised["weight"][:2] == (dtype, (rows, 1))
 
 
 def test_configs_that_are_refused():
     with pytest.raises(UnsupportedFormat, match="bnb_4bit_quant_storage 'complex64': not decoded"):
-        foresee(config(bnb_4bit_quant_storage="complex64"))
+        promise(config(bnb_4bit_quant_storage="complex64"))(LINEAR)
     with pytest.raises(CheckpointError, match="neither of load_in_4bit"):
-        foresee({"quant_method": "bitsandbytes"})
+        promise({"quant_method": "bitsandbytes"})

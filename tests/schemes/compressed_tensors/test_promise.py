@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from support.promises import promises_of
 from support.quantized import LibraryLinear, preset
 
-from scoremode.schemes.compressed_tensors import foresee
-from scoremode.schemes.foreseen import Linear
+from scoremode.schemes.compressed_tensors import Modules
+from scoremode.schemes.layout import Linear
+
+promise = promises_of(Modules)
 
 NAMES = {
     torch.bfloat16: "BF16", torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8",
@@ -22,7 +25,7 @@ PRESETS = (
 def test_tensors_of_the_library(name):
     torch.manual_seed(0)
     linear = LibraryLinear(torch.randn(128, 256).bfloat16(), preset(name), torch.randn(4, 256))
-    tensors = foresee(linear.config())(LINEAR)
+    tensors = promise(linear.config())(LINEAR)
     assert tensors is not None
     found = {
         suffix: (NAMES[tensor.dtype], tuple(tensor.shape) or (1,))
@@ -38,9 +41,9 @@ def test_tensors_of_the_library(name):
 
 def test_the_shape_is_what_is_read():
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 64}}
-    foreseen = foresee({"format": "pack-quantized", "config_groups": {"g": group}})(LINEAR)
-    assert foreseen is not None
-    shape = foreseen["weight_shape"].content
+    promised = promise({"format": "pack-quantized", "config_groups": {"g": group}})(LINEAR)
+    assert promised is not None
+    shape = promised["weight_shape"].content
     assert [int.from_bytes(shape[i : i + 8], "little") for i in (0, 8)] == [128, 256]
 
 
@@ -49,11 +52,11 @@ def test_three_bits_by_release(version, words):
     weights = {"num_bits": 3, "type": "int", "strategy": "channel"}
     group = {"targets": ["Linear"], "weights": weights}
     config = {"format": "pack-quantized", "config_groups": {"g": group}, "version": version}
-    foreseen = foresee(config)(LINEAR)
-    assert foreseen is not None and foreseen["weight_packed"].shape == (128, words)
+    promised = promise(config)(LINEAR)
+    assert promised is not None and promised["weight_packed"].shape == (128, words)
 
 
 def test_what_no_group_claims_stays_dense():
     group = {"targets": ["Linear"], "weights": {"num_bits": 4}}
     config = {"format": "pack-quantized", "config_groups": {"g": group}, "ignore": ["re:.*up_proj"]}
-    assert foresee(config)(LINEAR) is None
+    assert promise(config)(LINEAR) is None

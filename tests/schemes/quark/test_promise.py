@@ -3,10 +3,13 @@
 import pytest
 import torch
 from support.families.quark import KINDS, config, quantize, spec
+from support.promises import promises_of
 
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.quark import foresee
+from scoremode.schemes.layout import Linear
+from scoremode.schemes.quark import Modules
+
+promise = promises_of(Modules)
 
 NAMES = {
     torch.float32: "F32",
@@ -23,9 +26,9 @@ def test_tensors_of_each_kind(kind):
     torch.manual_seed(0)
     stored = quantize(torch.randn(32, 64).bfloat16(), kind)
     del stored["dense"]
-    foreseen = foresee(config(kind))(LINEAR)
-    assert foreseen
-    found = {suffix: tensor[:2] for suffix, tensor in foreseen.items()}
+    promised = promise(config(kind))(LINEAR)
+    assert promised
+    found = {suffix: tensor[:2] for suffix, tensor in promised.items()}
     assert found == {k: (NAMES[t.dtype], tuple(t.shape)) for k, t in stored.items()}
 
 
@@ -34,7 +37,7 @@ def test_what_stays_dense_and_layers_of_their_own():
     none = {"weight": None, "input_tensors": None}
     layers = {"*.mlp.up_proj": mxfp4, "*.layers.1.*": none}
     exclude = ["lm_head", "*.self_attn.*", "model.layers.2.mlp.up_proj"]
-    forms = foresee(config("fp8", layer_quant_config=layers, exclude=exclude))
+    forms = promise(config("fp8", layer_quant_config=layers, exclude=exclude))
 
     def dtype(module: str) -> str | None:
         found = forms(LINEAR._replace(module=module))
@@ -50,19 +53,19 @@ def test_what_stays_dense_and_layers_of_their_own():
 def test_static_inputs_of_integers():
     static = {"global_quant_config": {"weight": spec("int8", "per_tensor"),
                                       "input_tensors": spec("int8", "per_tensor")}}  # fmt: skip
-    foreseen = foresee(config("int8", **static))(LINEAR)
-    assert foreseen and {"input_scale", "input_zero_point"} <= foreseen.keys()
+    promised = promise(config("int8", **static))(LINEAR)
+    assert promised and {"input_scale", "input_zero_point"} <= promised.keys()
 
 
 def test_what_only_tensors_tell():
     grouped = {"global_quant_config": {"weight": spec("int8", "per_group", axis=1, group_size=32)}}
     with pytest.raises(
-        UnsupportedFormat, match=r"up_proj: .*'quark' with weights int8 group 32: wh"
+        UnsupportedFormat, match=r"up_proj: .*'quark' with weights int8 group 32: not decoded"
     ):
-        foresee(config("int8", **grouped))(LINEAR)
+        promise(config("int8", **grouped))(LINEAR)
 
 
 def test_words_that_a_linear_does_not_fill():
     for shape in ((36, 64), (32, 80)):
         with pytest.raises(UnsupportedFormat, match=r"int4 group 32, which \d+ x \d+ don't fill"):
-            foresee(config("int4"))(LINEAR._replace(shape=shape))
+            promise(config("int4"))(LINEAR._replace(shape=shape))

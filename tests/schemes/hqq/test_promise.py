@@ -4,10 +4,13 @@ import pytest
 import torch
 from support.families.hqq import config
 from support.golden_libraries import golden
+from support.promises import promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.hqq import foresee
+from scoremode.schemes.hqq import Modules
+from scoremode.schemes.layout import Linear
+
+promise = promises_of(Modules)
 
 CASES = golden("hqq")
 NAMES = {
@@ -38,25 +41,25 @@ def test_tensors_as_the_library_writes_them(case):
     dense = CASES[case]["dense"]
     rows, columns = dense.shape
     linear = Linear("m", (rows, columns), NAMES[dense.dtype])
-    foreseen = foresee(of(bits, size, axis, view_as_float=as_float))(linear)
-    assert foreseen and foreseen.keys() == stored.keys()
+    promised = promise(of(bits, size, axis, view_as_float=as_float))(linear)
+    assert promised and promised.keys() == stored.keys()
     for suffix, tensor in stored.items():
-        found = foreseen[suffix]
+        found = promised[suffix]
         assert (found.dtype, found.shape) == (NAMES[tensor.dtype], tuple(tensor.shape)), suffix
         if suffix not in ("W_q", "scale", "zero"):
             assert found.content == tensor.numpy().tobytes(), suffix
 
 
 def test_what_stays_dense():
-    assert foresee(config())(LINEAR)
-    assert foresee(config())(Linear("lm_head", (24, 96), "BF16", in_layer=False)) is None
+    assert promise(config())(LINEAR)
+    assert promise(config())(Linear("lm_head", (24, 96), "BF16", in_layer=False)) is None
     by_kind = {"mlp.up_proj": None, "mlp.gate_proj": config(8)["quant_config"]}
-    forms = foresee({"quant_config": by_kind, "skip_modules": ["mlp.down_proj"]})
+    forms = promise({"quant_config": by_kind, "skip_modules": ["mlp.down_proj"]})
     for kind, dense in (("up", True), ("down", True), ("gate", False)):
         linear = LINEAR._replace(module=f"model.layers.0.mlp.{kind}_proj")
         assert (forms(linear) is None) == dense, kind
     # The library's default.
-    without = foresee(of(4, axis=None))(LINEAR)
+    without = promise(of(4, axis=None))(LINEAR)
     assert without and without["scale"].shape == (72, 1)
 
 
@@ -71,11 +74,11 @@ def test_what_stays_dense():
 )
 def test_what_only_tensors_tell(given, words):
     with pytest.raises(UnsupportedFormat) as error:
-        foresee(given)(LINEAR)
+        promise(given)(LINEAR)
     assert words in str(error.value)
     assert str(error.value).endswith(": what is stored is known from its tensors alone")
 
 
 def test_groups_that_do_not_fit():
     with pytest.raises(CheckpointError, match="up_proj: 24 x 96 elements are no whole number of"):
-        foresee(of(4, 100))(LINEAR)
+        promise(of(4, 100))(LINEAR)

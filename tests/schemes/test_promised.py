@@ -6,7 +6,7 @@ import pytest
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.schemes.foreseen import Foreseen, Linear, foreseen
+from scoremode.schemes.layout import Linear, Tensor, promised
 
 DENSE = {
     "a.weight": ("BF16", (4, 6)),
@@ -21,13 +21,13 @@ def checkpoint() -> Checkpoint:
 
 def stored(linear: Linear):
     if linear.experts is not None:
-        return {"down_proj_blocks": Foreseen("U8", (2, 3, 1, 16))}
-    return {"qweight": Foreseen("I32", (3,), b"\1\2\3"), "bits": Foreseen("F4", (3, 1))}
+        return {"down_proj_blocks": Tensor("U8", (2, 3, 1, 16))}
+    return {"qweight": Tensor("I32", (3,), content=b"\1\2\3"), "bits": Tensor("F4", (3, 1))}
 
 
 def test_linears_are_stored_as_the_library_says():
     linears = [Linear("a", (4, 6), "BF16"), Linear("x.down_proj", (3, 5), "BF16", 2)]
-    found = foreseen(checkpoint(), DENSE, linears, stored)
+    found = promised(checkpoint(), DENSE, linears, stored)
     assert {n: (i.dtype, i.shape, i.bytes) for n, i in found.tensors.items()} == {
         "b.weight": ("F32", (4,), 16),
         "a.qweight": ("I32", (3,), 12),
@@ -43,11 +43,11 @@ def test_linears_are_stored_as_the_library_says():
 
 def test_what_stays_dense():
     linears = [Linear("a", (4, 6), "BF16")]
-    for foresee in (None, lambda linear: None):
-        found = foreseen(checkpoint(), DENSE, linears, foresee)
+    for promise in (None, lambda linear: None):
+        found = promised(checkpoint(), DENSE, linears, promise)
         assert {n: (i.dtype, i.shape) for n, i in found.tensors.items()} == DENSE
 
 
 def test_a_model_without_weights_is_an_error():
     with pytest.raises(CheckpointError, match="describes no weights"):
-        foreseen(checkpoint(), {}, [], None)
+        promised(checkpoint(), {}, [], None)

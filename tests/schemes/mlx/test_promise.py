@@ -3,10 +3,13 @@
 import pytest
 import torch
 from support.golden_libraries import golden
+from support.promises import promises_of
 
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.mlx import foresee
+from scoremode.schemes.layout import Linear
+from scoremode.schemes.mlx import Modules
+
+promise = promises_of(Modules)
 
 CASES = golden("mlx")
 NAMES = {
@@ -25,14 +28,14 @@ def test_tensors_as_the_library_writes_them(case):
     given = {"mode": case} if not bits else {"bits": int(bits), "group_size": int(size)}
     dense = CASES[case]["dense"]
     rows, columns = dense.shape
-    foreseen = foresee(given)(Linear("m", (rows, columns), NAMES[dense.dtype]))
-    assert foreseen
-    found = {suffix: tensor[:2] for suffix, tensor in foreseen.items()}
+    promised = promise(given)(Linear("m", (rows, columns), NAMES[dense.dtype]))
+    assert promised
+    found = {suffix: tensor[:2] for suffix, tensor in promised.items()}
     assert found == {k: (NAMES[t.dtype], tuple(t.shape)) for k, t in stored.items()}
 
 
 def test_what_stays_dense_and_modules_of_their_own():
-    forms = foresee({"bits": 4, "group_size": 64, "a": {"bits": 8}, "b": False,
+    forms = promise({"bits": 4, "group_size": 64, "a": {"bits": 8}, "b": False,
                      "c": {"group_size": 32}})  # fmt: skip
 
     def width(module: str, columns: int = 128) -> int | None:
@@ -46,4 +49,4 @@ def test_what_stays_dense_and_modules_of_their_own():
 
 def test_configs_that_are_refused():
     with pytest.raises(UnsupportedFormat, match="7 bits in groups of 64: not decoded"):
-        foresee({"bits": 7, "group_size": 64})
+        promise({"bits": 7, "group_size": 64})

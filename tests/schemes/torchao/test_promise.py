@@ -6,10 +6,13 @@ import pytest
 import torch
 from support.families.torchao import ROW, config
 from support.golden_libraries import golden
+from support.promises import promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.torchao import foresee
+from scoremode.schemes.layout import Linear
+from scoremode.schemes.torchao import Modules
+
+promise = promises_of(Modules)
 
 CASES = golden("torchao")
 NAMES = {
@@ -72,11 +75,11 @@ def test_tensors_of_each_kind(case):
     kind = case.rpartition("-")[0]
     stored = {k: v for k, v in CASES[case].items() if k not in ("dense", "metadata")}
     linear = Linear("model.layers.0.m", (6, 96), NAMES[CASES[case]["dense"].dtype])
-    foreseen = foresee(by(KINDS[kind]))(linear)
-    assert foreseen
-    found = {suffix: tensor[:2] for suffix, tensor in foreseen.items()}
+    promised = promise(by(KINDS[kind]))(linear)
+    assert promised
+    found = {suffix: tensor[:2] for suffix, tensor in promised.items()}
     assert found == {k: (NAMES[t.dtype], tuple(t.shape)) for k, t in stored.items()}
-    name, text = foreseen["_weight_qdata"].described or ("", "")
+    name, text = promised["_weight_qdata"].described or ("", "")
     about, theirs = json.loads(text), json.loads(bytes(CASES[case]["metadata"].tolist()))
     assert name == "weight" and about["_type"] == theirs["_type"]
     inputs = theirs["_data"].get("act_quant_kwargs")
@@ -91,20 +94,20 @@ HEAD = Linear("lm_head", (32, 64), "BF16", in_layer=False)
 
 
 def test_what_stays_dense():
-    assert foresee(config())(LINEAR) and foresee(config())(HEAD) is None
+    assert promise(config())(LINEAR) and promise(config())(HEAD) is None
     # A list takes the place of what is left by itself.
-    listed = foresee(config(modules_to_not_convert=["up_proj"]))
+    listed = promise(config(modules_to_not_convert=["up_proj"]))
     assert listed(LINEAR) is None and listed(HEAD) is not None
     # torchao leaves what float8 products can't take.
-    odd = foresee(config("Float8", dynamic=True))
+    odd = promise(config("Float8", dynamic=True))
     assert odd(LINEAR) and odd(LINEAR._replace(shape=(32, 72))) is None
-    assert foresee(config("Float8"))(LINEAR._replace(shape=(32, 72)))
+    assert promise(config("Float8"))(LINEAR._replace(shape=(32, 72)))
 
 
 @pytest.mark.parametrize("field", ["fqn_to_config", "module_fqn_to_config"])
 def test_configs_by_name(field):
     int8, float8 = KINDS["int8"], KINDS["float8"]
-    forms = foresee(by(quant("FqnToConfig", 1, **{field: {
+    forms = promise(by(quant("FqnToConfig", 1, **{field: {
         "_default": int8,
         r"re:model\.layers\..*\.up_proj": float8,
         r"re:model\.layers\.1\.up_proj": int8,
@@ -121,7 +124,7 @@ def test_configs_by_name(field):
     assert dtype("1.up_proj") == "F8_E4M3" and dtype("1.up_proj.x") == "I8"
     assert dtype("2.up_proj") is None and dtype("3.up_proj") == "I8"
     assert dtype("2.q_proj") == "F8_E4M3" and dtype("2.k_proj") == "I8"
-    without = foresee(by(quant("FqnToConfig", 1, **{field: {"a": int8}})))
+    without = promise(by(quant("FqnToConfig", 1, **{field: {"a": int8}})))
     assert without(LINEAR) is None
 
 
@@ -141,14 +144,14 @@ def test_configs_by_name(field):
 )
 def test_what_only_tensors_tell(given, words):
     with pytest.raises(UnsupportedFormat) as error:
-        foresee(given)(LINEAR)
+        promise(given)(LINEAR)
     assert f"method 'torchao' with {words}" in str(error.value)
     assert str(error.value).endswith(": what is stored is known from its tensors alone")
 
 
 def test_groups_that_do_not_fit():
-    forms = foresee(by(quant("Int8WeightOnlyConfig", granularity=group(48))))
+    forms = promise(by(quant("Int8WeightOnlyConfig", granularity=group(48))))
     with pytest.raises(CheckpointError, match=r"up_proj: 64 inputs in groups of 48"):
         forms(LINEAR)
     with pytest.raises(CheckpointError, match=r"quant_type 4 is not an object"):
-        foresee({"quant_type": 4})
+        promise({"quant_type": 4})(LINEAR)

@@ -4,10 +4,13 @@ import pytest
 import torch
 from support.families.modelopt import FORMATS, Tensors, config, file
 from support.families.modelopt_golden import golden
+from support.promises import promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.modelopt import foresee
+from scoremode.schemes.layout import Linear
+from scoremode.schemes.modelopt import Modules
+
+promise = promises_of(Modules)
 
 NAMES = {
     torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8",
@@ -25,8 +28,8 @@ def headers(stored: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {suffix: (NAMES[t.dtype], tuple(t.shape)) for suffix, t in stored.items()}
 
 
-def foreseen(fields: dict, module: str = UP, rows: int = 256, columns: int = 384, **others):
-    tensors = foresee(fields)(Linear(module, (rows, columns), "BF16", **others))
+def promised(fields: dict, module: str = UP, rows: int = 256, columns: int = 384, **others):
+    tensors = promise(fields)(Linear(module, (rows, columns), "BF16", **others))
     return (
         None if tensors is None else {suffix: (t.dtype, t.shape) for suffix, t in tensors.items()}
     )
@@ -37,7 +40,7 @@ def foreseen(fields: dict, module: str = UP, rows: int = 256, columns: int = 384
 def test_tensors_of_each_algorithm(algorithm, form):
     torch.manual_seed(0)
     stored = FORMATS[algorithm].store(torch.randn(256, 384).bfloat16())
-    assert foreseen(form(algorithm, "lm_head")) == headers(stored)
+    assert promised(form(algorithm, "lm_head")) == headers(stored)
 
 
 @pytest.mark.parametrize("algorithm", [a for a in FORMATS if a != "NVFP4_AWQ"])
@@ -48,7 +51,7 @@ def test_tensors_that_modelopt_wrote(algorithm):
         found = headers(stored)
         # Of AWQ some linears have it, which no config tells.
         found.pop("pre_quant_scale", None)
-        expected = foreseen(config(algorithm), rows=rows, columns=columns)
+        expected = promised(config(algorithm), rows=rows, columns=columns)
         if algorithm == "FP8_PB_WO":
             # Here of a single block, whose scale it writes without dimensions.
             assert expected and expected["weight_scale"] == ("F32", (1, 1, 1, 1))
@@ -62,46 +65,46 @@ def test_a_group_size_that_only_scales_tell():
     with pytest.raises(
         UnsupportedFormat, match="W4A16_AWQ and no group_size: it is known from its"
     ):
-        foreseen(config("W4A16_AWQ", group_size=None))
+        promised(config("W4A16_AWQ", group_size=None))
 
 
 @pytest.mark.parametrize("module", ["lm_head", UP, "model.layers.0.mlp.gate"])
 def test_what_an_algorithm_for_all_leaves(module):
     fields = config("NVFP4", "*.up_proj")
-    assert foreseen(fields, module, in_layer=module != "lm_head") is None
-    assert foreseen(fields, "model.layers.0.mlp.gate_proj") is not None
+    assert promised(fields, module, in_layer=module != "lm_head") is None
+    assert promised(fields, "model.layers.0.mlp.gate_proj") is not None
 
 
 def test_routers_that_are_linears_are_left():
     for name in ("feed_forward.router", "mlp.shared_expert_gate", "block_sparse_moe.gate"):
-        assert foreseen(config("FP8"), f"model.layers.3.{name}") is None
+        assert promised(config("FP8"), f"model.layers.3.{name}") is None
 
 
 def test_quantized_layers_say_all():
     fields = config("MIXED_PRECISION", "*.2.up_proj", quantized_layers=MIXED)
     expert = "model.language_model.layers.0.mlp.experts"
     expected = headers(FORMATS["FP8"].store(torch.ones(256, 384)))
-    assert foreseen(fields, f"{expert}.1.up_proj") == expected
-    assert foreseen(fields, f"{expert}.2.up_proj") is None
-    assert foreseen(fields) is None
+    assert promised(fields, f"{expert}.1.up_proj") == expected
+    assert promised(fields, f"{expert}.2.up_proj") is None
+    assert promised(fields) is None
     # Whatever else is left.
-    head, gate = foreseen(fields, "lm_head", in_layer=False), foreseen(fields, "layers.0.mlp.gate")
+    head, gate = promised(fields, "lm_head", in_layer=False), promised(fields, "layers.0.mlp.gate")
     assert head and head.keys() == {"weight", "weight_scale", "weight_scale_2"}
     assert gate and gate["weight_scale"] == ("U8", (256, 12))
 
 
 def test_nothing_is_quantized():
-    assert foreseen(file(None, kv_cache_quant_algo="FP8")) is None
+    assert promised(file(None, kv_cache_quant_algo="FP8")) is None
 
 
 @pytest.mark.parametrize("key", ["exclude_modules", "ignore"])
 def test_a_list_that_was_left_out_tells_nothing(key):
     fields = {"quant_method": "modelopt", "quantization": {"quant_algo": "nvfp4", key: None}}
     with pytest.raises(UnsupportedFormat, match="quant_algo NVFP4 and no exclude_modules: which"):
-        foresee(fields)
-    assert foreseen({"quant_method": "modelopt", "quant_algo": "NVFP4", key: []}) is not None
+        promised(fields)
+    assert promised({"quant_method": "modelopt", "quant_algo": "NVFP4", key: []}) is not None
 
 
 def test_a_config_that_can_not_be_read():
     with pytest.raises(CheckpointError, match="ignore 3 is not a list"):
-        foresee(config("FP8") | {"ignore": 3})
+        promise(config("FP8") | {"ignore": 3})
