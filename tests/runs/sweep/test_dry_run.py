@@ -10,7 +10,7 @@ from support.sweeps import OPTIONS, pair, sweep_request
 
 from scoremode.errors import CheckpointError
 from scoremode.results.folders.store import find_runs
-from scoremode.runs.sweep import dry_run as foreseen
+from scoremode.runs.sweep import dry_run
 from scoremode.runs.sweep.dry_run import foresee
 from scoremode.runs.sweep.sweep import run_sweep
 
@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_counts_with_the_bytes_to_fetch(base, text, tmp_path,
             raise CheckpointError(f"{model}: not to be had")
         return sizes[model]
 
-    monkeypatch.setattr(foreseen, "hub_bytes", asked)
+    monkeypatch.setattr(dry_run, "hub_bytes", asked)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     models = ["o/r", "o/g:Q4_K_M", "o/none"]
     value = foresee(sweep_request(tmp_path / "out", models, pair(base, text[:1500])))

@@ -7,7 +7,7 @@ import pytest
 from support.sweeps import pair
 
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.runs.sweep import prefetch as ahead
+from scoremode.runs.sweep import prefetch
 from scoremode.runs.sweep.prefetch import Prepared, free_memory
 
 
@@ -61,5 +61,5 @@ def test_free_memory_is_what_the_system_says(monkeypatch):
         def read_text(self, encoding):
             raise OSError
 
-    monkeypatch.setattr(ahead, "Path", Nowhere)
+    monkeypatch.setattr(prefetch, "Path", Nowhere)
     assert free_memory() == 0
