@@ -1,4 +1,4 @@
-"""Every engine's face: options make it; Work goes in, Scores come out, a pass at a time."""
+"""The interface of engines: options make one; Work goes in, Scores come out, a pass at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace

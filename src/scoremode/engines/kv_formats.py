@@ -111,7 +111,7 @@ class KvFormat:
         return 16 if self.name == "nvfp4" else self.group
 
     def rotated(self, size: int) -> int | None:
-        """How many values of a head of `size` are rotated together."""
+        """The number of a head's `size` values that are rotated together."""
         return (size & -size) if self.hadamard == 0 else self.hadamard
 
 

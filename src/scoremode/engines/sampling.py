@@ -1,4 +1,4 @@
-"""What a model is asked to say, how it is sampled, and what it said: the same for every sampler.
+"""Prompts to reply to, how tokens are drawn, and the replies: the same for every sampler.
 
 A reply is drawn with a seed of its own, by its prompt's place and its number, so that it doesn't depend
 on which others are drawn beside it.
@@ -19,8 +19,8 @@ __all__ = ["Asked", "Reply", "Sampler", "Sampling", "reply_of", "seed_of"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: logits over `temperature`, then the `top_k` likeliest (0: all), then the
-    fewest whose probabilities sum to `top_p`. At temperature 0 the likeliest, always.
+    """The rule by which tokens are drawn: logits over `temperature`, then the `top_k` likeliest (0:
+    all), then the fewest whose probabilities sum to `top_p`. At temperature 0 the likeliest, always.
 
     Nothing else of a model's generation_config.json, such as a penalty, takes part. Raises UsageError.
     """

@@ -86,7 +86,7 @@ def check_regular(path: Path, most: int | None = None, *, links: bool = True) ->
 
 
 def read_at_most(file: BinaryIO | IO[bytes], name: object, most: int) -> bytes:
-    """All that is left of an open file. Raises OSError for more than `most` bytes."""
+    """The rest of an open file. Raises OSError for more than `most` bytes."""
     content = bytearray()
     while chunk := file.read(_CHUNK):
         content += chunk

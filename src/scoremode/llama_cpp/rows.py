@@ -76,7 +76,7 @@ def codes_of(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.uint1
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What probabilities of rows add up to, and what they may; float64 [R] each.
+    """Sums that probabilities of rows add up to, and what they may; float64 [R] each.
 
     - `total`: the sum of a row's probabilities, as they are stored.
     - `least`, `most`: the smallest and the largest sum that the encoding of a distribution can have.

@@ -75,7 +75,7 @@ def _micro_batches(reference: StoredReference) -> Iterator[Span]:
 
 
 def _of_conversations(record: Mapping[str, Any], plan: Plan) -> Iterator[Span]:
-    """The same of conversations, whose lengths and the schedule tell them."""
+    """Rows of each micro-batch of conversations, whose lengths and the schedule tell them."""
     schedule = record["schedule"]
     rows = record["kept"]["states"]["files"][0]["rows"]
     windows = range(int(np.searchsorted(plan.offsets, rows)))
@@ -90,8 +90,8 @@ def _of_conversations(record: Mapping[str, Any], plan: Plan) -> Iterator[Span]:
 
 
 def _of_windows(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
-    """The same of a text: so many neighbouring windows, fewer where another length begins, which the
-    position of a window's last target tells."""
+    """Rows of each micro-batch of a text: so many neighbouring windows, fewer where another length
+    begins, which the position of a window's last target tells."""
     most, change = record["schedule"]["batch_windows"], record.get("schedule_change")
     if change is not None and change["after_passes"] > 0:
         most = change["batch_windows_before"]

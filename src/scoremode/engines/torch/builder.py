@@ -147,7 +147,7 @@ class Parts:
 
 
 class Table(Protocol):
-    """What is asked of a table [V, D]; a tensor is one."""
+    """A table [V, D] that rows can be taken out of; a tensor is one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -63,7 +63,7 @@ class Device:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def beside(self, taken: int) -> "Device":
-        """Itself with the memory that is left where others take so many bytes of a GPU's."""
+        """The device with the memory that is left where others take so many bytes of a GPU's."""
         return replace(self, memory=max(0, self.memory - taken)) if self.is_cuda else self
 
     def to_json(self) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class TorchEngine:
             self._long = given, longest
 
     def _described_long(self) -> dict[str, Any]:
-        """Of long windows: the memory that was expected, and what ran in chunks."""
+        """The memory that was expected for long windows, and what ran in chunks."""
         if self._long is None:
             return {}
         given, longest = self._long

@@ -59,7 +59,7 @@ class LiveModule:
 
     @property
     def device(self) -> torch.device:
-        """Where its head is."""
+        """The device of its head."""
         return self.output.weight.device
 
     @property

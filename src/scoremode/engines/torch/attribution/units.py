@@ -37,8 +37,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Stored:
-    """What either model stores a module's weights in, and in how many bytes: the model first, then the
-    base."""
+    """Formats that either model stores a module's weights in, and in how many bytes: the model first,
+    then the base."""
 
     parameters: int
     formats: tuple[str, str]
@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass
 class Unit:
-    """What is attributed to as one.
+    """Modules whose divergence is attributed together.
 
     - `name`: the model's name for it, of a kind its last part; `places`: of all its modules.
     - `modules`: their full names.

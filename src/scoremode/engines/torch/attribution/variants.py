@@ -46,7 +46,7 @@ _OWN_SETS = 4
 
 @dataclass
 class Found:
-    """What was found of one unit.
+    """Measurements of one unit.
 
     - `kld`: KL(base‖variant) of both variants, float64 [N], for each set of windows in turn.
     - `local`, `accumulated`: the errors of its modules or its layer (`errors.py`); the second is None

@@ -109,7 +109,7 @@ def gated_forward(
 def gate_of_experts(
     form: Gate, dtype: torch.dtype, note: Note
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-    """What makes one tensor of gates and ups, None of any that are unlike those proven."""
+    """The function that makes one tensor of gates and ups, None of any that are unlike those proven."""
     from scoremode.engines.torch.fused.kernels import Activation, gate
 
     number = Activation[form.activation]

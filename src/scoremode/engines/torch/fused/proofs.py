@@ -71,7 +71,7 @@ NORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class Gate:
-    """How experts make one value of a gate and an up.
+    """The formula by which experts make one value of a gate and an up.
 
     - `activation`: one of ACTIVATIONS, or `swish, up plus one`, gpt-oss' with its `alpha`.
     - `limit`: what the gate is at most, and the up between it and its negative.
@@ -291,7 +291,7 @@ class _Turned(nn.Module):
 
 @contextmanager
 def running_its_code() -> Iterator[None]:
-    """Whatever the library's code or Triton's compiler says against it is a reason not to fuse."""
+    """Takes any error of the library's code, or of Triton's compiler, as a reason not to fuse."""
     try:
         with torch.no_grad(), building():
             yield

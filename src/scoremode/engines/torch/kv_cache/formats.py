@@ -324,7 +324,8 @@ class FormatCaches:
         self._measured: tuple[int, int] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """What moves a score: the formats' name, and scales that the run did not measure itself."""
+        """Facts that move a score: the formats' name, and scales that the run did not measure
+        itself."""
         found = {"kv_cache_dtype": str(self.cache)}
         if self._given is not None and self._given.sha256 is not None:
             found["kv_scales_sha256"] = self._given.sha256

@@ -201,7 +201,7 @@ class QuantizedMatmul:
 
 
 class InputFactor:
-    """What one linear's input is multiplied with, element by element, before all else (AWQ's).
+    """Factors of one linear's input, element by element, before all else (AWQ's).
 
     `load` gives it the factors [I], `unload` takes them away.
     """

@@ -362,7 +362,7 @@ def place(
 def _of_windows(
     device: Device, skeleton: Skeleton, weights: WeightMap, *, rounds_cache: bool
 ) -> Memory:
-    """What windows take, before anything is fixed."""
+    """The memory that windows take, before anything is fixed."""
     quantized = any(b.matmul is not None for layer in weights.layers for b in layer)
     config, dtype, attention = skeleton.config, skeleton.model.dtype, skeleton.attention
     return Memory(

@@ -38,7 +38,7 @@ Ids = torch.Tensor | ForestIds
 
 
 def forward_of(model: Any, ids: Ids) -> Any:
-    """What `model` returns for ids [B, T], without a cache."""
+    """The output of `model` for ids [B, T], without a cache."""
     if isinstance(ids, torch.Tensor):
         return model(input_ids=ids, use_cache=False)
     # Without a mask the library would look for windows that follow one another in a row.

@@ -232,7 +232,7 @@ class Skeleton:
         self._positions.restore()
 
     def _head_input(self, ids: Ids) -> torch.Tensor:
-        """What the forward of ids [B, T] hands its head, where it ends."""
+        """The head's input in the forward of ids [B, T], which ends there."""
         taken: list[torch.Tensor] = []
 
         def take(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -261,7 +261,7 @@ def _waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """How far each row of two is apart, as a part of its length; more than any limit where one is not a
+    """The distance of each row of two, as a part of its length; more than any limit where one is not a
     number."""
     apart = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-30)
     return apart.nan_to_num(nan=torch.inf)

@@ -79,7 +79,7 @@ def why_apart(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
 
 
 def _tried(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
-    """Why not, as a few tokens show it."""
+    """The reason why not, as a few tokens show it."""
     entries = min(40, getattr(skeleton.config, "vocab_size", None) or 40)
     device = skeleton.device
     windows = [np.array(w, np.int32) % entries for w in (*_BESIDE, _WINDOW, *_OTHERS)]
@@ -106,8 +106,9 @@ def leak_of(
     *,
     exact: bool,
 ) -> str | None:
-    """What is other in a window that lies at the `places` of a `row` of trees, in words: after all else
-    in the rows was changed, and alone. Each kind of layer is tried, on what the embedding gives."""
+    """The difference in a window that lies at the `places` of a `row` of trees, in words: after all
+    else in the rows was changed, and alone. Each kind of layer is tried, on what the embedding
+    gives."""
     recorded = [skeleton.record(ids) for ids in batches]
 
     def mine(states: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,8 +171,8 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _of_window(
     tensor: torch.Tensor, wanted: torch.Size, shape: torch.Size, row: int, places: torch.Tensor
 ) -> torch.Tensor | None:
-    """What is of a window in a `tensor` that is given for rows [B, T], of the shape that it is `wanted`
-    in; None where it can't be told."""
+    """The part of one window in a `tensor` of rows [B, T], of the shape that it is `wanted` in;
+    None where it can't be told."""
     rows, length = shape
     if tensor.dim() != len(wanted):
         return None
@@ -217,8 +218,8 @@ def _differing(
     exact: bool,
     rounding: Mapping[bool, float] = _ROUNDING,
 ) -> str | None:
-    """How states [T, n] of the rows as they are, changed, and of the window alone are unlike, in words;
-    of a layer by what it adds to what it is `given`. `rounding`: how far one may move."""
+    """The difference, in words, of states [T, n] of the rows as they are, changed, and of the window
+    alone; of a layer by what it adds to what it is `given`. `rounding`: how far one may move."""
     laid, changed, alone = states
     length = laid.norm(dim=-1)
     if given is not None:

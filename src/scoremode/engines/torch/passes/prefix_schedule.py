@@ -54,7 +54,7 @@ class RowMemory:
 
     @classmethod
     def of(cls, memory: Memory, config: Any, dtype: torch.dtype, attention: str) -> "RowMemory":
-        """That of a model with this `config`."""
+        """The row memory of a model with this `config`."""
         size, kinds = dtype.itemsize, len(set(getattr(config, "layer_types", None) or ["all"]))
         heads = getattr(config, "num_attention_heads", None) or 1
         # Of each kind of layers: cosines and sines. Ids, places, depths and ends in 64 bits.

@@ -29,7 +29,7 @@ _MAGNITUDES = (1.0, 32.0, 1024.0)
 
 
 class FirstPass:
-    """What goes through the layers ahead of the first pass's windows, and what it shows.
+    """Probes that go through the layers ahead of the first pass's windows, and what they show.
 
     - `probes`: ids [B, T]: those of `probe_ids`, and by themselves the window that its micro-batch
       fills up most, or those that share most of a row of trees, where any does.

@@ -75,7 +75,7 @@ def listener(place: Place, port: int = 0) -> socket.socket:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank says of itself when it connects: its machine's name, and its place there."""
+    """A rank's words on itself when it connects: its machine's name, and its place there."""
 
     host: str
     node: int
@@ -196,7 +196,7 @@ class Lifelines:
         self._thread.start()
 
     def failure(self) -> EngineError | None:
-        """Why the run can't go on, or is about to be ended, as an error."""
+        """The error that says why the run can't go on, or is about to be ended."""
         ended = self.ended or self.lost
         if ended is None:
             return None
@@ -252,7 +252,7 @@ class Lifelines:
                     key.data.close()
 
     def _reason(self) -> tuple[int | None, str] | None:
-        """Why the run can't go on, of what nobody says: time that has passed."""
+        """The reason why the run can't go on that nobody says: time that has passed."""
         now = time.monotonic()
         if self.lost is not None and now - self._since > _EXCUSED:
             return self.lost

@@ -124,7 +124,7 @@ def _reached(place: Place) -> str:
 
 
 def _said(store: Store) -> dict[str, Any]:
-    """What the first rank has said of its lifelines, when it has. Raises EngineError."""
+    """The first rank's message on its lifelines, waited for. Raises EngineError."""
     deadline = time.monotonic() + PATIENCE
     while not store.check([_LIFELINES]):
         if time.monotonic() > deadline:

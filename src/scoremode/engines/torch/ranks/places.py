@@ -157,7 +157,7 @@ def _of_srun(environment: Mapping[str, str]) -> Place:
 
 
 def _tasks(counts: str, node: int) -> int:
-    """How many tasks a node has, by a list such as `4(x2),1`. Raises ValueError."""
+    """The number of tasks of a node, by a list such as `4(x2),1`. Raises ValueError."""
     each: list[int] = []
     for part in counts.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -207,7 +207,7 @@ def take_device(place: Place, name: str | None) -> str:
 
 
 def asked_for(place: Place) -> str:
-    """What was asked for, as errors begin with it."""
+    """The request for ranks, as errors begin with it."""
     if place.starts_others:
         return f"--devices {place.size}"
     return f"{place.launcher}: {place.size} ranks"

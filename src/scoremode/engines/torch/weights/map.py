@@ -171,8 +171,8 @@ class WeightMap:
         return self._used_by(binding)
 
     def _seen(self, source: Source, full_name: str) -> Source:
-        """The same with inputs as the arithmetic has them. Raises UnsupportedModel for parameters made
-        of several tensors whose inputs would be rounded."""
+        """The source with inputs as the arithmetic has them. Raises UnsupportedModel for parameters
+        made of several tensors whose inputs would be rounded."""
         scheme = source.scheme
         if not self._arithmetic.is_llama_cpp:
             return source
@@ -373,7 +373,7 @@ class WeightMap:
 
 
 def _one_of(scheme: Scheme) -> Scheme:
-    """One expert's, of tensors that hold all."""
+    """The scheme of one expert, of tensors that hold all."""
     if isinstance(scheme, Stacked):
         return scheme.one
     assert isinstance(scheme, Dense), f"{scheme.label} of all experts is not stacked"

@@ -176,7 +176,7 @@ def _is_experts(module: Any) -> bool:
 
 
 def _unfit_cache(layer: Any) -> str | None:
-    """What is wrong with a layer's cache: a dtype that its attention does not say it has. The CPU build
+    """The fault of a layer's cache: a dtype that its attention does not say it has. The CPU build
     of 0.32 takes any, and computes something else."""
     supports = getattr(getattr(layer, "attn_backend", None), "supports_kv_cache_dtype", None)
     dtype = getattr(layer, "kv_cache_dtype", None)
