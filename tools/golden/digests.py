@@ -18,11 +18,17 @@ from commands import Printed
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 # Fields of JSON that tell of the moment, the machine and its libraries.
 VOLATILE = {"seconds", "peak_bytes", "created", "started", "finished", "versions", "directory",
-            "device", "torch", "threads", "elapsed", "rate", "pid", "mtime", "modified"}  # fmt: skip
+            "device", "torch", "threads", "elapsed", "rate", "pid", "mtime", "modified",
+            "timings"}  # fmt: skip
 # Sections of a record that are a part of their own, or say who made it, where and how.
 PROVENANCE = {"schema", "schema_version", "command", "identity", "sha256", "scores"}
 # Hashes of files with a time in them.
-SEALS = {"sha256", "record_sha256", "record", "records", "seal"}
+SEALS = {"sha256", "record_sha256", "record", "records", "seal", "run", "reference"}
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# Rows of a run's table that tell of its speed.
+SPEEDS = {"peak memory", "speed", "seconds"}
+# A file that safetensors writes in another order each time where it has metadata; its identity stays.
+FILES = {"model.safetensors"}
 RULES = (
     # Lines of progress, which come every few seconds.
     (
@@ -37,6 +43,11 @@ RULES = (
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)? (s|ms|min|h)\b"), "DURATION"),
     (re.compile(r"\brecords? [0-9a-f]{12}(, [0-9a-f]{12})*"), "records SEALS"),
+    (re.compile(r"(\bseal\b\W+held\W+)[0-9a-f]{12}…"), r"\1SEAL"),
+    (re.compile(r"(<dt>record</dt>\s*)<dd>[0-9a-f]{64}</dd>"), r"\1<dd>SEAL</dd>"),
+    # How fast a run was, and on how much memory: lines of its table, and of a page.
+    (re.compile(r"<dd>(start \d|\d[\d.,]* (in all: |tokens/s|GiB))[^<]*</dd>"), "<dd>…</dd>"),
+    (re.compile(r"^(peak memory|speed|seconds) +\d.*$", re.MULTILINE), r"\1 …"),
 )
 
 Parts = dict[str, Any]
@@ -106,6 +117,10 @@ def steady_text(text: str) -> str:
 def steady(value: Any) -> Any:
     """A value of JSON without what differs from run to run: `null` stands for it."""
     if isinstance(value, Mapping):
+        if isinstance(label := value.get("label"), str) and label in SPEEDS:
+            return {"label": label}
+        if value.get("name") == "seal" and "words" in value:
+            return {**value, "words": "SEAL"}
         return {key: steady_field(key, field) for key, field in value.items()}
     if isinstance(value, list):
         return [steady(item) for item in value]
@@ -113,8 +128,8 @@ def steady(value: Any) -> Any:
 
 
 def steady_field(key: str, value: Any) -> Any:
-    is_seal = key in SEALS and isinstance(value, str) and "/" not in value
-    return None if key in VOLATILE or is_seal else steady(value)
+    is_seal = key in SEALS and isinstance(value, str) and SHA256.fullmatch(value) is not None
+    return None if key in VOLATILE or key in FILES or is_seal else steady(value)
 
 
 def steady_string(text: str) -> str:

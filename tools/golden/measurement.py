@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Failed, kill_in_mid_run, run, succeed
-from digests import parts_of_output, parts_of_run, steady_text
+from digests import parts_of_output, parts_of_run, steady, steady_text
 
 # In the work folder.
 RUNS = Path("runs")
@@ -68,6 +68,9 @@ class Measurement:
         for name, folder in folders.items():
             where = self.name if len(folders) == 1 else f"{self.name}/{name}"
             parts = parts_of_run(folder, exports if len(folders) == 1 else ())
+            if self.is_killed:
+                # How much it did again depends on where it was killed.
+                del parts["record"]["engine"]
             values |= {f"{where}/{part}": fields for part, fields in parts.items() if fields}
         return values
 
@@ -103,6 +106,6 @@ def text_of(file: Path) -> str:
     if file.suffix != ".html":
         return text
     data = re.findall(r"<script[^>]*application/json[^>]*>(.*?)</script>", text, re.DOTALL)
-    values = [json.dumps(json.loads(block), indent=1, ensure_ascii=False) for block in data]
+    values = [json.dumps(steady(json.loads(block)), indent=1, ensure_ascii=False) for block in data]
     markup = re.sub(r"<(script|style)\b.*?</\1>", r"<\1/>", text, flags=re.DOTALL)
     return "\n".join([*values, markup.replace("><", ">\n<")])
