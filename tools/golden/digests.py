@@ -44,7 +44,7 @@ RULES = (
     (re.compile(r"\b\d+(\.\d+)? (s|ms|min|h)\b"), "DURATION"),
     (re.compile(r"\brecords? [0-9a-f]{12}(, [0-9a-f]{12})*"), "records SEALS"),
     (re.compile(r"(\bseal\b\W+held\W+)[0-9a-f]{12}…"), r"\1SEAL"),
-    (re.compile(r"(<dt>record</dt>\s*)<dd>[0-9a-f]{64}</dd>"), r"\1<dd>SEAL</dd>"),
+    (re.compile(r"(<dt>sha256 of record</dt>\s*)<dd>[0-9a-f]{64}</dd>"), r"\1<dd>SEAL</dd>"),
     # How fast a run was, and on how much memory: lines of its table, and of a page.
     (re.compile(r"<dd>(start \d|\d[\d.,]* (in all: |tokens/s|GiB))[^<]*</dd>"), "<dd>…</dd>"),
     (re.compile(r"^(peak memory|speed|seconds) +\d.*$", re.MULTILINE), r"\1 …"),

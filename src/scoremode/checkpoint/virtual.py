@@ -75,7 +75,7 @@ class Mixture(Checkpoint):
         layouts = {k: v for k, v in own.layouts.items() if not _is_of(k, removed)}
         opened = dict(own.opened)
         for take in taken:
-            tensors |= {name: take.other.tensors[name] for name in take.tensors}
+            tensors |= {name: take.other.tensors[name] for name in sorted(take.tensors)}
             theirs = take.other.layouts
             layouts |= {k: v for k, v in theirs.items() if _is_of(k, take.tensors)}
             opened |= take.other.opened
