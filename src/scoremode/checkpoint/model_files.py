@@ -116,7 +116,7 @@ def resolve_local(model: str | Path | ModelFiles) -> ModelFiles:
     if path.is_dir():
         path = path if _has_safetensors(path) else only_gguf(path) or path
     elif not path.exists():
-        raise CheckpointError(f"{model}: no such folder or file")
+        raise _missing(str(model))
     elif not is_gguf(path):
         raise CheckpointError(
             f"{model} is a file: give the model's folder, a .gguf file or a hub id"
@@ -155,8 +155,7 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
 
     repo, wanted = named_gguf(model) or (model, None)
     if repo.count("/") > 1 or repo.startswith((".", "/", "~")):  # no name on the hub
-        kind = "file" if model.lower().endswith(".gguf") else "folder"
-        raise CheckpointError(f"{model}: no such {kind}")
+        raise _missing(model)
     try:
         there = find_revision(repo, revision)
     except OSError as error:
@@ -209,6 +208,11 @@ def _snapshot(
         return Path(hub_call(call))
     except OSError as error:
         raise CheckpointError(_unavailable(model, wanted, unreachable or error)) from None
+
+
+def _missing(model: str) -> CheckpointError:
+    kind = "file" if model.lower().endswith(".gguf") else "folder"
+    return CheckpointError(f"{model}: no such {kind}")
 
 
 def _unavailable(model: str, wanted: str | None, error: OSError) -> str:
