@@ -39,7 +39,7 @@ def test_a_last_message_is_gone_on_with(speaker):
     of = speaker(PLAIN)
     assert of.prompt(messages, prompts=False) == "user: Is it warm?\nassistant: Yes, "
     stripping = PLAIN.replace("m.content", "m.content|trim")
-    shutil.rmtree(of.model)
+    shutil.rmtree(of.places[0].path)
     assert speaker(stripping).prompt(messages, prompts=False).endswith("assistant: Yes,")
 
 

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 import scoremode
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.cli.flags.arguments import add_text, corpus_of
 from scoremode.cli.flags.calibration import CALIBRATIONS, add_calibration, calibration_of
 from scoremode.cli.flags.parser import Parser, flag_of
@@ -209,7 +210,8 @@ def test_keywords_and_a_sweeps_keys_are_refused_alike(demo, tmp_path, capsys):
     ],
 )
 def test_other_flags_that_change_nothing(argv, line, demo, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scoremode.cli.tasks._harness", lambda _: argparse.Namespace(asked=str))
+    tasks = argparse.Namespace(corpus=str), [resolve_local(demo / "model")]
+    monkeypatch.setattr("scoremode.cli.tasks._harness", lambda _: tasks)
     places = {"M": str(demo / "model"), "T": str(demo / "heldout.txt")}
     words = [places.get(word, word) for word in argv]
     assert main([*words, "--device", "cpu", "-o", str(tmp_path / "runs")]) == 2
