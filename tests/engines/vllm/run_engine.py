@@ -163,7 +163,7 @@ def changed_environment(values: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def tampered(what: str | None) -> Iterator[None]:
     """Something is broken inside, as a release of vLLM might break it."""
-    from scoremode.engines.vllm import pooling as signatures
+    from scoremode.engines.vllm import signatures
 
     if what is None:
         yield

@@ -6,7 +6,7 @@ import pytest
 from support.sweeps import pair, sweep_request
 
 from scoremode.engines.base import OutOfMemory
-from scoremode.engines.torch import builder
+from scoremode.engines.torch import engine as torch_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.runs.sweep import model as module
 from scoremode.runs.sweep.sweep import run_sweep
@@ -15,7 +15,7 @@ from scoremode.runs.sweep.sweep import run_sweep
 def test_an_engine_is_gone_before_the_next_one_is_made(base, quant, text, tmp_path, monkeypatch):
     made: list[weakref.ref] = []
     alive: list[int] = []
-    build = builder.build_engine
+    build = torch_engine.build_engine
 
     def noted(*args):
         alive.append(sum(ref() is not None for ref in made))
@@ -23,7 +23,7 @@ def test_an_engine_is_gone_before_the_next_one_is_made(base, quant, text, tmp_pa
         made.append(weakref.ref(engine))
         return engine
 
-    monkeypatch.setattr(builder, "build_engine", noted)
+    monkeypatch.setattr(torch_engine, "build_engine", noted)
     models = [quant, base]
     outcome = run_sweep(sweep_request(tmp_path / "out", models, pair(base, text[:1500])))
     assert outcome.failed == 0 and alive == [0, 0, 0]
@@ -59,14 +59,14 @@ def test_one_that_runs_out_of_memory_fails_alone_and_holds_nothing(
 
 
 def test_an_error_that_nobody_expected_is_a_line_too(base, quant, text, tmp_path, monkeypatch):
-    build = builder.build_engine
+    build = torch_engine.build_engine
 
     def failing(checkpoint, *args):
         if checkpoint.path.name == quant.name:
             raise KeyError("swish2")
         return build(checkpoint, *args)
 
-    monkeypatch.setattr(builder, "build_engine", failing)
+    monkeypatch.setattr(torch_engine, "build_engine", failing)
     outcome = run_sweep(sweep_request(tmp_path / "out", [quant], pair(base, text[:1500])))
     (entry,) = outcome.manifest["entries"]
     assert str(entry["error"]).startswith("KeyError: 'swish2' (line ")

@@ -10,7 +10,7 @@ from support.sweeps import Apart, pair, scores_of, single, sweep_request
 from support.tampered_runs import copy_model
 
 from scoremode.engines.kv_formats import parse_kv_cache
-from scoremode.engines.torch import builder
+from scoremode.engines.torch import engine as torch_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
@@ -24,13 +24,13 @@ from scoremode.runs.sweep.sweep import run_sweep
 def built(monkeypatch) -> list[str]:
     """The names of the models that engines are built of, as they are."""
     names: list[str] = []
-    build = builder.build_engine
+    build = torch_engine.build_engine
 
     def noted(checkpoint, *args):
         names.append(checkpoint.path.name)
         return build(checkpoint, *args)
 
-    monkeypatch.setattr(builder, "build_engine", noted)
+    monkeypatch.setattr(torch_engine, "build_engine", noted)
     return names
 
 
