@@ -19,7 +19,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pya
 # Fields of JSON that tell of the moment, the machine and its libraries.
 VOLATILE = {"seconds", "peak_bytes", "created", "started", "finished", "versions", "directory",
             "device", "torch", "threads", "elapsed", "rate", "pid", "mtime", "modified",
-            "timings"}  # fmt: skip
+            "timings", "fingerprints"}  # fmt: skip
 # Sections of a record that are a part of their own, or say who made it, where and how.
 PROVENANCE = {"schema", "schema_version", "command", "identity", "sha256", "scores"}
 # Hashes of files with a time in them.
