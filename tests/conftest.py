@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def no_heartbeat() -> Iterator[None]:
     """In pytest's own process a command says nothing of its stages, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scoremode.cli.process.screen.BEAT", float("inf"))
+        patch.setattr("scoremode.cli.screen.BEAT", float("inf"))
         yield
 
 

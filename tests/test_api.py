@@ -1,6 +1,5 @@
 """`import scoremode`: which names it has, what importing it costs, and what each of them does."""
 
-import argparse
 import inspect
 import json
 import subprocess
@@ -16,11 +15,18 @@ from support.run_folders import CONTEXT, write_run
 import scoremode
 from scoremode import api, errors
 from scoremode.cli import main as commands
+from scoremode.cli.generate import Generate
+from scoremode.cli.kld import Kld
+from scoremode.cli.ppl import Ppl
+from scoremode.cli.reference import Reference
+from scoremode.spec.run import Gates
 
 PLACES = overlapping(9000, CONTEXT, 64)
 # Of a command line alone: what is printed, and how many processes there are.
-_NOT_KEYWORDS = {"list_presets", "help", "model", "model_flag", "form", "verbose", "quiet", "devices",
-                 "llama_cpp_block", "dry_run", "export_llama_cpp", "export_nats"}  # fmt: skip
+_NOT_KEYWORDS = {
+    *("list_presets", "model", "model_flag", "form", "verbose", "quiet", "devices", "dry_run"),
+    *("llama_cpp_block", "further_models", "export_llama_cpp", "export_nats"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +89,18 @@ print(sorted({"torch", "numpy", "pyarrow", "transformers", "vllm"} & set(sys.mod
 
 
 def test_every_flag_of_a_run_is_a_keyword_and_every_keyword_a_flag():
-    (subparsers,) = (
-        action
-        for action in commands._parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    flags = {
-        action.dest
-        for name in ("ppl", "kld", "reference")
-        for action in subparsers.choices[name]._actions
-    }
-    own = set(inspect.signature(api.measure).parameters) - {"model", "keep", "quiet", "options"}
-    keywords = {*own, *api.Options.__annotations__} - {"output"} | {"output_path"}
+    flags = {name for command in (Ppl, Kld, Reference) for name in command.flags}
+    keywords = set(inspect.signature(api.measure).parameters) - {"model", "keep", "quiet"}
     assert keywords == flags - _NOT_KEYWORDS
-    assert set(api.GateOptions.__annotations__) <= keywords
+    swept = set(inspect.signature(api.sweep).parameters) - {"base", "models", "texts", "protocols"}
+    assert swept == keywords - {"reference"} | {"quiet"}
+    gates = set(inspect.signature(api.Run.require).parameters) - {"self"}
+    assert gates == set(Gates.flags) <= keywords
 
 
 def test_every_flag_of_generate_is_a_keyword_and_every_keyword_a_flag():
-    flags = {action.dest for action in commands.command_parser("generate")._actions}
-    keywords = {*api.GenerateOptions.__annotations__, "prompts", "output"}
-    assert keywords == flags - {"help", "model", "model_flag", "form", "quiet"}
+    keywords = set(inspect.signature(api.generate).parameters) - {"base", "quiet"}
+    assert keywords == set(Generate.flags) - {"model", "model_flag", "form", "quiet"}
 
 
 def test_generated_conversations_are_the_command_lines(demo, tmp_path, capsys):
@@ -132,12 +130,15 @@ def test_generated_conversations_are_the_command_lines(demo, tmp_path, capsys):
 
 
 def test_keywords_become_the_flags_that_a_user_would_type():
-    flags = api.flags_of(
-        {"max_memory": "10GiB", "strict": True, "resume": False, "enforce_eager": False,
-         "limit": None, "max_kld": 0.05, "engine_arg": ["a=1", "b=2"], "file": [Path("x")],
-         "chat_template_kwargs": {"enable_thinking": False}}
+    spec = Kld.of(
+        model="-m", reference="b", max_memory="10GiB", strict=True, resume=False,
+        enforce_eager=False, limit=None, max_kld=0.05, engine_arg=["a=1", "b=2"], file=[Path("x")],
+        chat_template_kwargs={"enable_thinking": False}, text="a" * 1001,
     )  # fmt: skip
-    assert flags == [
+    assert spec.words() == [
+        "kld",
+        "--model=-m",
+        "--reference=b",
         "--max-memory=10GiB",
         "--strict",
         "--no-enforce-eager",
@@ -146,7 +147,12 @@ def test_keywords_become_the_flags_that_a_user_would_type():
         "--engine-arg=b=2",
         "--file=x",
         '--chat-template-kwargs={"enable_thinking": false}',
+        "--text=<1001 characters>",
     ]
+    read = commands.parsed_command(spec.words())
+    values = {name: getattr(spec, name) for name in spec.flags}
+    shown = {"model": None, "model_flag": "-m", "text": "<1001 characters>"}
+    assert {name: getattr(read, name) for name in read.flags} == values | shown
 
 
 def test_a_measurement_is_the_command_lines_to_the_bit(demo, tmp_path, capsys):

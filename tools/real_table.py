@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.cli.process.screen import Screen
+from scoremode.cli.screen import Screen
 from scoremode.demo.variants import measure_variants, variants_table
 from scoremode.report.document import interval_text
 from scoremode.report.page.document import write_report

@@ -1,40 +1,54 @@
 """The package's public functions: what `import scoremode` offers.
 
 They are the commands `ppl`, `kld`, `merge`, `reference`, `generate`, `show`, `compare` and `check`,
-called from Python: each keyword is a flag of the same name and is read by that command's own parser, so
+called from Python: each keyword is a flag of the same name, made of its one declaration in `spec`, so
 that both have the same defaults, the same bounds and the same errors, and a record names the command
 line that measures the same again.
 """
 
-import argparse
-import json
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
+from scoremode.cli.generate import Generate, generated
 from scoremode.errors import GateNotMet, UsageError
+from scoremode.spec.engine import Devices, Engine
+from scoremode.spec.flag import Flag, Switch
+from scoremode.spec.run import (
+    Comparison,
+    Gates,
+    KeepDense,
+    Kept,
+    Model,
+    Output,
+    Quiet,
+    Sharding,
+    Swap,
+    TokenText,
+)
+from scoremode.spec.text import Calibration, Protocol, Stopping
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
     from torch import nn
 
-    from scoremode.results.gates import Gates
+    from scoremode.cli.kld import Kld
+    from scoremode.cli.ppl import Ppl
+    from scoremode.cli.reference import Reference
+    from scoremode.results import gates as limits
     from scoremode.results.statistics.bootstrap import Metric
     from scoremode.runs.models import InMemory
 
 __all__ = [
-    "GateOptions",
-    "GenerateOptions",
-    "Options",
     "Run",
     "Sweep",
     "card",
     "check",
     "compare",
-    "flags_of",
     "generate",
     "kld",
     "measure",
@@ -44,108 +58,85 @@ __all__ = [
     "write_report",
 ]
 
-# A text that is longer stands in a record's command by its length alone.
-_LONGEST_TEXT = 1000
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
-class GateOptions(TypedDict, total=False):
-    """Limits of a comparison, as the flags of the same names have them; shares also as "90%"."""
+class _Keywords(Generic[P]):
+    """A decorator: the function's keywords are a spec's, for type checkers and for `help`."""
 
-    max_kld: float
-    max_kld_p99: float
-    max_ppl_ratio: float
-    min_top1: float | str
-    gate_on: Literal["value", "upper"]
+    def __init__(self, spec: Callable[P, object]):
+        self._spec: Any = spec
 
-
-class Options(GateOptions, total=False):
-    """Keywords of `measure` that most calls leave alone: flags of `scoremode ppl`, `kld` and
-    `reference`, whose --help describes them. Sizes may be numbers or such as "10GiB" and "32k"."""
-
-    revision: str
-    tokenizer: str | Path
-    preset: str
-    dataset_config: str
-    dataset_revision: str
-    split: str
-    text_field: str
-    score: Literal["assistant", "completion", "all"]
-    long: Literal["truncate", "split", "skip"]
-    group_by: str
-    chat_template: str | Path
-    chat_template_kwargs: Mapping[str, Any]
-    chat_date: str
-    skip_bad_rows: int
-    num_samples: int
-    calibration: str | Path
-    calibration_config: str
-    calibration_revision: str
-    calibration_split: str
-    calibration_field: str
-    stride: int | str
-    bos: Literal["auto", "always", "never"]
-    vocabulary: Literal["config", "tokenizer", "head"]
-    limit: int
-    stop_when: str
-    seed: int
-    device: str
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    arithmetic: Literal["auto", "weights", "weights+activations", "llama.cpp"]
-    kv_cache: str
-    kv_scales: str
-    max_memory: int | str
-    placement: Literal["auto", "device", "host", "disk"]
-    batch_size: int
-    trust_remote_code: bool
-    keep_dense: Sequence[str]
-    swap: Sequence[str]
-    quantization: str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    gpu_memory_utilization: float
-    disable_custom_all_reduce: bool
-    enforce_eager: bool
-    max_num_batched_tokens: int
-    head_dtype: Literal["model", "float32"]
-    engine_arg: Sequence[str]
-    strict: bool
-    resume: bool
-    token_text: bool
-    shard: str
-    reference_revision: str
-    full: bool
-    confident: float
-    noise_floor: Literal["auto", "attention", "dtype", "engine"]
-    head: Literal["stored", "checkpoint"]
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, B, C, ...], R]
+    ) -> Callable[Concatenate[A, B, C, P], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, B, ...], R]
+    ) -> Callable[Concatenate[A, B, P], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, ...], R]
+    ) -> Callable[Concatenate[A, P], R]: ...
+    def __call__(self, function: Any) -> Any:
+        signature = inspect.signature(function)
+        kinds = inspect.Parameter
+        # Flags without an annotation are of a command line alone.
+        keywords = {
+            name: kinds(name, kinds.KEYWORD_ONLY, default=getattr(self._spec, name).default)
+            for each in reversed(self._spec.__mro__)
+            for name in inspect.get_annotations(each)
+            if name in self._spec.flags
+        }
+        own = {n: p for n, p in signature.parameters.items() if p.kind != kinds.VAR_KEYWORD}
+        function.__signature__ = signature.replace(parameters=[*(own | keywords).values()])
+        return function
 
 
-class GenerateOptions(TypedDict, total=False):
-    """Keywords of `generate` that most calls leave alone: flags of `scoremode generate`, whose --help
-    describes them."""
+class _Scored(
+    Model,
+    Protocol,
+    Calibration,
+    Gates,
+    KeepDense,
+    Swap,
+    Comparison,
+    Kept,
+    Output,
+    Quiet,
+    Devices,
+    TokenText,
+    Stopping,
+    Sharding,
+    Engine,
+):
+    """Flags of `scoremode ppl`, `kld` and `reference`."""
 
-    revision: str
-    tokenizer: str | Path
-    num_samples: int
-    samples_per_prompt: int
-    system: str
-    dataset_config: str
-    dataset_revision: str
-    split: str
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    chat_template: str | Path
-    chat_template_kwargs: Mapping[str, Any]
-    chat_date: str
-    engine: Literal["torch", "vllm"]
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    trust_remote_code: bool
-    device: str
-    batch_size: int
-    tensor_parallel_size: int
-    engine_arg: Sequence[str]
+
+class _Measured(_Scored):
+    """Keywords of `measure`."""
+
+    tokenizer: Flag[Any, Any] = Model.tokenizer
+    reference: "Flag[str | Path | Run | None, Any]" = Flag("the base to compare with")
+    keep: Switch = Flag("make the run a reference", switch=True)
+
+
+class _Swept(_Scored):
+    """Keywords of `sweep`."""
+
+    texts: Flag[str | Path | Sequence[str | Path | Mapping[str, Any]], Any] = Flag(
+        "texts", default=()
+    )
+    protocols: Flag[str | Sequence[str | Mapping[str, Any]], Any] = Flag("protocols", default=())
+
+
+class _Gates(Gates):
+    called = "show"
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,15 +186,13 @@ class Run:
 
         return pa.table(self.scores)
 
-    def require(self, **gates: Unpack[GateOptions]) -> None:
+    @_Keywords(Gates)
+    def require(self, **gates: Any) -> None:
         """Raises GateNotMet, naming every gate that the run misses; UsageError for a run without a
         base, and for what is no limit."""
-        from scoremode.cli.flags.gates import add_gates, gates_of
-        from scoremode.cli.flags.parser import Parser
+        from scoremode.cli.command import gates_of
 
-        parser = Parser(prog="scoremode show", add_help=False)
-        add_gates(parser)
-        asked = gates_of(parser.parse_args(flags_of(gates)))
+        asked = gates_of(_Gates(**gates))
         if not asked:
             raise UsageError("require: no gate is given, such as max_kld=0.05")
         _require(self, asked)
@@ -225,23 +214,8 @@ class Sweep:
     failed: dict[str, str]
 
 
-def measure(
-    model: "str | Path | nn.Module",
-    *,
-    text: str | None = None,
-    file: str | Path | Sequence[str | Path] | None = None,
-    dataset: str | None = None,
-    dataset_file: str | Path | None = None,
-    conversations: str | Path | None = None,
-    protocol: str | None = None,
-    context_length: int | str | None = None,
-    reference: "str | Path | Run | None" = None,
-    keep: bool = False,
-    output: str | Path | None = None,
-    engine: Literal["torch", "vllm"] = "torch",
-    quiet: bool = False,
-    **options: Unpack[Options],
-) -> Run:
+@_Keywords(_Measured)
+def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
     - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers' in memory,
@@ -261,29 +235,24 @@ def measure(
     program that starts processes. Raises ScoremodeError; GateNotMet where a gate is missed, when the
     run has been written.
     """
+    _check_names("measure", measure, keywords)
+    from scoremode.cli.kld import Kld
+    from scoremode.cli.ppl import Ppl
+    from scoremode.cli.reference import Reference
+
+    quiet, keep = keywords.pop("quiet", False), keywords.pop("keep", False)
+    reference = keywords.get("reference")
     if keep and reference is not None:
         raise UsageError("keep and reference: a reference is of a base alone")
-    if reference is not None and not isinstance(reference, str | Path | Run):
+    if isinstance(reference, Run):
+        keywords["reference"] = reference.folder
+    elif not isinstance(reference, str | Path | None):
         name = type(reference).__name__
         raise UsageError(f"reference: a {name} in memory can't be a base: give its folder")
-    if unknown := sorted(options.keys() - Options.__annotations__.keys()):
-        raise TypeError(f"measure() got an unexpected keyword argument {unknown[0]!r}")
-    given = {
-        "file": [file] if isinstance(file, str | Path) else file,
-        "dataset": dataset,
-        "dataset_file": dataset_file,
-        "conversations": conversations,
-        "protocol": protocol,
-        "context_length": context_length,
-        "reference": reference.folder if isinstance(reference, Run) else reference,
-        "output_path": output,
-        "engine": engine,
-        **options,
-    }
-    command = "reference" if keep else "ppl" if reference is None else "kld"
+    command = Reference if keep else Ppl if reference is None else Kld
     if not isinstance(model, str | Path):
-        return _measured_in_memory(model, command, given, text, quiet=quiet)
-    return _measured(_words(command, str(model), given, text), text, quiet=quiet)
+        return _measured_in_memory(model, command, keywords, quiet=quiet)
+    return _measured(command.of(model=str(model), **_said(keywords)), quiet=quiet)
 
 
 def kld(
@@ -301,13 +270,9 @@ def kld(
     return measure(model, reference=reference, output=output, quiet=quiet, **more)
 
 
+@_Keywords(Generate)
 def generate(
-    base: str | Path,
-    prompts: str | Path,
-    output: str | Path,
-    *,
-    quiet: bool = False,
-    **options: Unpack[GenerateOptions],
+    base: str | Path, prompts: str | Path, output: str | Path, **keywords: Any
 ) -> dict[str, Any]:
     """Has a base model reply to prompts, writes the conversations to `output`, and returns the record
     beside it (docs/generate.md).
@@ -316,21 +281,15 @@ def generate(
 
     A call that was killed goes on where it was; one that is done finds its file. Raises ScoremodeError.
     """
-    from scoremode.cli.generate import generated
-    from scoremode.cli.main import parsed_command, settle_imports
-    from scoremode.cli.process.screen import shown
+    _check_names("generate", generate, keywords)
+    from scoremode.cli.main import settle_imports
+    from scoremode.cli.screen import shown
 
-    if unknown := sorted(options.keys() - GenerateOptions.__annotations__.keys()):
-        raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
-    given: dict[str, Any] = {"prompts": prompts, "output": output, **options}
-    if (values := given.get("chat_template_kwargs")) is not None:
-        given["chat_template_kwargs"] = json.dumps(values)
-    named = f"--model={base}" if str(base).startswith("-") else str(base)
-    argv = ["generate", named, *flags_of(given)]
-    args = parsed_command(argv)
+    quiet = keywords.pop("quiet", False)
+    spec = Generate.of(model=str(base), prompts=prompts, output=output, **keywords)
     try:
-        with shown(args, hidden=quiet, before=0.0):
-            return generated(args, ("scoremode", *argv))
+        with shown(("scoremode", *spec.words()), hidden=quiet, before=0.0) as session:
+            return generated(spec, session)
     finally:
         settle_imports()
 
@@ -405,15 +364,9 @@ def check(
     )
 
 
+@_Keywords(_Swept)
 def sweep(
-    base: str | Path | Sequence[str | Path],
-    models: Sequence[str | Path],
-    *,
-    texts: Sequence[str | Path | Mapping[str, Any]] = (),
-    protocols: Sequence[str | Mapping[str, Any]] = (),
-    output: str | Path = "runs",
-    quiet: bool = False,
-    **options: Unpack[Options],
+    base: str | Path | Sequence[str | Path], models: Sequence[str | Path], **keywords: Any
 ) -> Sweep:
     """Measures every model against one base, under every text and protocol, as `scoremode sweep` does.
 
@@ -426,22 +379,26 @@ def sweep(
     What fails with one model is in the result's `failed`, and the others run. Raises ScoremodeError
     where the base can't be measured; GateNotMet where a gate is missed, when all is done.
     """
-    from scoremode.cli.flags.several import sweep_of, swept
-    from scoremode.cli.flags.sweep_file import command_lines
-    from scoremode.cli.main import command_parser, settle_imports
-    from scoremode.cli.process.screen import shown
-    from scoremode.cli.sweep import requests_of
+    from scoremode.cli.kld import Kld
+    from scoremode.cli.main import settle_imports
+    from scoremode.cli.screen import shown
+    from scoremode.cli.sweep import definitions, requests_of, sweep_of, swept
 
     names = [base] if isinstance(base, str | Path) else base
-    spec = {"base": [str(name) for name in names], "models": [str(name) for name in models]}
-    more = {"texts": texts, "protocols": protocols, "output": str(output), "flags": options}
-    lines = command_lines(spec | more, command_parser("kld"))
-    args = argparse.Namespace(quiet=quiet)
+    quiet, output = keywords.pop("quiet", False), keywords.pop("output", "runs")
+    asked = {
+        "base": [str(name) for name in names],
+        "models": [str(name) for name in models],
+        "texts": keywords.pop("texts", ()),
+        "protocols": keywords.pop("protocols", ()),
+        "output": str(output),
+        "flags": keywords,
+    }
+    specs = [Kld.of(**given) for given in definitions(asked)]
     try:
-        with shown(args, hidden=quiet, before=0.0):
-            parsed, pairs = requests_of(lines, args, None)
-            parsed[0].quiet = quiet
-            outcome = swept(parsed[0], sweep_of(parsed[0], pairs, ()))
+        with shown(hidden=quiet, before=0.0) as session:
+            pairs = requests_of(specs, session)
+            outcome = swept(sweep_of(specs[0], pairs, session), session, quiet=quiet)
     finally:
         settle_imports()
     runs = [Run(result.folder, result.record) for result in outcome.results if result is not None]
@@ -487,72 +444,69 @@ def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool
 
     Raises RunFolderError where they are not all of one run, UsageError for one that is named twice.
     """
-    from scoremode.cli.process.screen import shown
+    from scoremode.cli.screen import shown
     from scoremode.results.shards.merge import merge as merge_shards
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    args = argparse.Namespace(quiet=quiet)
     command = ("scoremode", "merge", *map(str, folders), f"--output-path={output}")
-    with shown(args, hidden=quiet, before=0.0):
-        record = merge_shards(folders, Path(output), command=command, notify=args.screen.line)
+    with shown(command, hidden=quiet, before=0.0) as session:
+        record = merge_shards(folders, Path(output), command=command, notify=session.screen.line)
     return Run(Path(output), record)
 
 
-# Of a module in memory these are what they are.
-_OF_FILES = frozenset(
-    {
-        "revision", "device", "dtype", "arithmetic", "kv_cache", "kv_scales", "max_memory", "placement",
-        "trust_remote_code", "quantization", "tensor_parallel_size", "pipeline_parallel_size",
-        "gpu_memory_utilization", "disable_custom_all_reduce", "enforce_eager",
-        "max_num_batched_tokens", "head_dtype", "engine_arg", "strict", "shard", "noise_floor",
-        "keep_dense", "swap", "head",
+def _check_names(name: str, function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
+    """Raises TypeError for a keyword that a function doesn't have."""
+    known = inspect.signature(function).parameters
+    for keyword in sorted(keywords):
+        if keyword not in known:
+            raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}")
+
+
+def _said(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that say something, a text behind the others."""
+    said = {
+        name: value
+        for name, value in keywords.items()
+        if value is not None and (value is not False or _Measured.flags[name].pair)
     }
-)  # fmt: skip
+    return said if "text" not in said else said | {"text": said.pop("text")}
 
 
 def _measured_in_memory(
-    module: "nn.Module", command: str, given: dict[str, Any], text: str | None, *, quiet: bool
+    module: "nn.Module",
+    command: "type[Ppl | Kld | Reference]",
+    keywords: dict[str, Any],
+    *,
+    quiet: bool,
 ) -> Run:
-    """The run of a module in memory that `given` flags ask for."""
+    """The run of a module in memory that keywords ask for."""
     from scoremode.runs.models import in_memory
 
-    if given["engine"] != "torch":
-        raise UsageError(f"engine={given['engine']!r}: a module in memory computes by itself")
-    for name in sorted(_OF_FILES & given.keys()):
-        raise UsageError(f"{name}={given[name]!r}: a module in memory is what it is")
-    with in_memory(module, given.pop("tokenizer", None)) as asked:
-        given["tokenizer"] = asked.tokenizer
-        words = _words(command, asked.model, given, text)
-        return _measured(words, text, quiet=quiet, asked=asked)
-
-
-def _words(command: str, model: str, given: Mapping[str, Any], text: str | None) -> list[str]:
-    """The command line; a long text stands there by its length."""
-    named = f"--model={model}" if model.startswith("-") else model
-    words = [command, named, *flags_of(given)]
-    if text is not None:
-        is_short = len(text) <= _LONGEST_TEXT
-        words.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
-    return words
+    if (engine := keywords.get("engine", "torch")) != "torch":
+        raise UsageError(f"engine={engine!r}: a module in memory computes by itself")
+    for name in sorted(keywords):
+        if not _Measured.flags[name].in_memory:
+            raise UsageError(f"{name}={keywords[name]!r}: a module in memory is what it is")
+    with in_memory(module, keywords.pop("tokenizer", None)) as asked:
+        said = _said({**keywords, "tokenizer": asked.tokenizer})
+        return _measured(command.of(model=asked.model, **said), quiet=quiet, asked=asked)
 
 
 def _measured(
-    argv: list[str], text: str | None, *, quiet: bool, asked: "InMemory | None" = None
+    spec: "Ppl | Kld | Reference", *, quiet: bool, asked: "InMemory | None" = None
 ) -> Run:
-    """The run that a command line asks for; `text`: that of its `--text`, whole; `asked`: the module in
-    memory that its model and tokenizer stand for."""
-    from scoremode.cli.flags.run import measured
-    from scoremode.cli.main import parsed_command, settle_imports
-    from scoremode.cli.process.screen import shown
+    """The run that a spec asks for; `asked`: the module in memory that its model and tokenizer stand
+    for."""
+    from scoremode.cli.command import measured
+    from scoremode.cli.main import settle_imports
+    from scoremode.cli.screen import shown
 
-    args = parsed_command(argv)
-    args.text, args.ranks = text, None
     try:
-        with shown(args, hidden=quiet, before=0.0):
-            request = args.request_of(args, ("scoremode", *argv))
+        with shown(("scoremode", *spec.words()), hidden=quiet, before=0.0) as session:
+            request = spec.request(session)
             if asked is not None:
                 request = asked.request(request)
-            result = measured(request, args)
+            result = measured(request, session)
     finally:
         settle_imports()
     run = Run(result.folder, result.record)
@@ -561,29 +515,8 @@ def _measured(
     return run
 
 
-def _require(run: Run, gates: "Gates") -> None:
+def _require(run: Run, gates: "limits.Gates") -> None:
     if "kld" not in run.record["metrics"]:
         raise UsageError(f"{run.folder}: has no base, which a gate on KLD, ratio or top-1 needs")
     if missed := [str(gate) for gate in gates.judge(run.record) if not gate.met]:
         raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")
-
-
-def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """Keywords as flags of a command line; those that are None or False stay away."""
-    from scoremode.cli.flags.parser import flag_of
-
-    words = []
-    for name, value in options.items():
-        flag = flag_of(name)
-        if value is True:
-            words.append(flag)
-        elif value is False and name == "enforce_eager":
-            # The one flag whose absence is not its being off.
-            words.append("--no-enforce-eager")
-        elif isinstance(value, Mapping):
-            words.append(f"{flag}={json.dumps(value)}")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            words += [f"{flag}={each}" for each in value]
-        elif value is not None and value is not False:
-            words.append(f"{flag}={value}")
-    return words

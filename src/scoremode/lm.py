@@ -17,8 +17,8 @@ from typing import Any
 
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 
-from scoremode.api import flags_of
 from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
+from scoremode.cli.tasks import Tasks, request_for
 from scoremode.errors import UsageError
 from scoremode.tasks.chat import ChatPrompts
 from scoremode.tasks.requests import ChatLM, Key, key_of, text_requests
@@ -51,16 +51,13 @@ class ScoremodeLM(ChatLM):
         max_batch_size: int | None = None,
         **flags: Any,
     ):
-        from scoremode.cli.main import parsed_command
-
-        given = {"context_length": max_length, **flags}
-        named = f"--model={pretrained}" if str(pretrained).startswith("-") else str(pretrained)
-        self._argv = ["tasks", named, "--tasks=lm-eval", *flags_of(given)]
-        args = parsed_command(self._argv)
-        if args.reference is not None:
+        self._spec = Tasks.of(
+            model=str(pretrained), tasks="lm-eval", context_length=max_length, **flags
+        )
+        if self._spec.reference is not None:
             raise UsageError("reference: scoremode tasks compares with a base, and no model alone")
-        files = resolve_model(pretrained, args.revision)
-        self._places = tokenizer_places(args.tokenizer, files)
+        files = resolve_model(pretrained, self._spec.revision)
+        self._places = tokenizer_places(self._spec.tokenizer, files)
         super().__init__(ChatPrompts(self._places))
         self._output = None if output_path is None else Path(output_path)
 
@@ -84,25 +81,21 @@ class ScoremodeLM(ChatLM):
 
     def _answers(self, requests: Sequence[Any]) -> dict[Key, tuple[float, bool]]:
         """All of them measured in one run, which goes on where a killed one was."""
-        from scoremode.cli.flags.run import measured
-        from scoremode.cli.main import parsed_command, settle_imports
-        from scoremode.cli.process.screen import shown
-        from scoremode.cli.tasks import request_for
+        from scoremode.cli.command import measured
+        from scoremode.cli.main import settle_imports
+        from scoremode.cli.screen import shown
         from scoremode.results.folders.tables import REQUESTS, read_table
 
         corpus = request_corpus(text_requests(requests))
-        args = parsed_command(self._argv)
-        args.ranks = None
         with ExitStack() as ending:
-            args.output_path = self._output or Path(
-                ending.enter_context(tempfile.TemporaryDirectory())
+            spec = self._spec.but(
+                output=self._output or Path(ending.enter_context(tempfile.TemporaryDirectory())),
+                resume="if-there" if self._output else False,
             )
-            args.resume = "if-there" if self._output else False
             ending.callback(settle_imports)
-            ending.enter_context(shown(args, before=0.0))
-            result = measured(
-                request_for(args, ("scoremode", *self._argv), corpus, self._places), args
-            )
+            command = ("scoremode", *spec.words())
+            session = ending.enter_context(shown(command, hidden=spec.quiet, before=0.0))
+            result = measured(request_for(spec, session, corpus, self._places), session)
             found = read_table(result.folder / REQUESTS, result.record["requests"])
         texts = zip(found["context"], found["continuation"], strict=True)
         answers = zip(found["logprob"], found["is_greedy"], strict=True)

@@ -28,7 +28,7 @@ def test_it_ends_with_the_path_of_its_report_or_with_what_to_install(capsys, tmp
     from pathlib import Path
 
     from scoremode.cli import demo as command
-    from scoremode.cli.process.screen import Screen
+    from scoremode.cli.screen import Screen
 
     pytest.importorskip("vl_convert")
     for name, noise in NOISE.items():

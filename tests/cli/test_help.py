@@ -5,13 +5,11 @@ import argparse
 import pytest
 
 from scoremode.cli import main as commands
+from scoremode.spec.engine import Engine
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    (choices,) = (
-        a.choices for a in commands._parser()._actions if isinstance(a, argparse._SubParsersAction)
-    )
-    return dict(choices)
+    return {name: commands.command_parser(name) for name in commands.COMMANDS}
 
 
 def groups(command: str) -> dict[str, list[str]]:
@@ -40,14 +38,12 @@ def test_what_everyone_uses_stands_first_and_engines_flags_last(command):
 
 def test_only_one_engines_flags_are_under_its_name():
     """Those that the other engine refuses."""
-    from scoremode.cli.flags.engines import _ONLY_TORCH, _ONLY_VLLM
-
-    for title, only in (("torch engine", _ONLY_TORCH), ("vllm engine", _ONLY_VLLM)):
-        flags = {flag.lstrip("-").replace("-", "_") for flag in groups("ppl")[title]}
-        assert set(only) <= flags, title
+    for engine in ("torch", "vllm"):
+        only = {f.spelled for f in Engine.flags.values() if f.engine == engine and f.refusal}
+        assert only and only <= set(groups("ppl")[f"{engine} engine"]), engine
 
 
-@pytest.mark.parametrize("command", list(commands._parser()._subparsers._group_actions[0].choices))
+@pytest.mark.parametrize("command", list(commands.COMMANDS))
 def test_each_flags_text_is_there_and_stands_alone(command):
     for action in parsers()[command]._actions:
         text, name = action.help, max([action.dest, *action.option_strings], key=len)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.waiting import HANG, wait_for, wait_for_ends
 
-from scoremode.cli.flags.devices import is_follower, parsed
+from scoremode.cli.devices import parsed
 from scoremode.cli.main import main, parsed_command
 from scoremode.demo.quantize import Variant, quantize_folder
 from scoremode.reference.stored import StoredReference
@@ -310,10 +310,10 @@ SRUN = {
 def test_tasks_of_slurm_are_ranks_where_they_measure_and_are_no_shards(line, is_rank, monkeypatch):
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
-    args = parsed(lambda: parsed_command(line))
-    assert is_follower(args) == (args.place is not None) == is_rank
+    _, place = parsed(lambda: parsed_command(line))
+    assert (place is not None and not place.is_first) == (place is not None) == is_rank
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
-    assert parsed(lambda: parsed_command(line)).place is None
+    assert parsed(lambda: parsed_command(line))[1] is None
 
 
 def test_a_task_of_slurm_says_itself_what_is_wrong_with_its_flags(monkeypatch, capsys):

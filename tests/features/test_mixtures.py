@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.programs import run
 
-from scoremode.cli.flags.reproduction import reproduction
+from scoremode.cli.reproduction import reproduction
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.folders.store import find_runs, read_scores
 

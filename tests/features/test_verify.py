@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import uuid
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import pytest
 from support.programs import run
 from support.waiting import HANG, wait_for
 
-from scoremode.cli.flags.engines import options_of, reference_options
+from scoremode.cli.engines import options_of, reference_options
+from scoremode.spec.engine import Engine
 
 
 @pytest.fixture
@@ -119,19 +119,8 @@ def test_bad_input_is_one_clear_line(arguments, code, message, base, capsys, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def flags(**changes: object) -> Namespace:
-    values = {
-        "dtype": "auto", "arithmetic": "auto", "kv_cache": "none", "kv_scales": None, "device": None,
-        "max_memory": None, "batch_size": None, "trust_remote_code": False, "quantization": None,
-        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "gpu_memory_utilization": None,
-        "disable_custom_all_reduce": False, "enforce_eager": None, "max_num_batched_tokens": None,
-        "head_dtype": None, "engine_arg": [], "strict": False, "placement": "auto",
-    }  # fmt: skip
-    return Namespace(**values | changes)
-
-
 def test_a_flag_goes_to_the_engine_that_can_obey_it():
-    given = flags(
+    given = Engine(
         dtype="float16", device="cpu", batch_size=3, max_memory=2**30, arithmetic="weights",
         tensor_parallel_size=2, head_dtype="model", engine_arg=["block_size=16"],
     )  # fmt: skip

@@ -96,7 +96,4 @@ def _value(random: Random, action: argparse.Action, folder: Path) -> str:
 
 
 def _parsers() -> dict[str, argparse.ArgumentParser]:
-    (found,) = (
-        a.choices for a in main._parser()._actions if isinstance(a, argparse._SubParsersAction)
-    )
-    return dict(found)
+    return {name: main.command_parser(name) for name in main.COMMANDS}

@@ -1,168 +1,171 @@
 """`scoremode attribute`: which part of a quantized model makes how much of its damage."""
 
 import argparse
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import Group
-from scoremode.cli.flags.forms import print_result
-from scoremode.cli.flags.mixing import add_mixing, swaps_in
-from scoremode.cli.flags.run import add_run, request_of
+from scoremode.cli.command import Measurement, print_result, request_of, swaps_in
+from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
+from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Number, PathName, Switch
+from scoremode.spec.run import Against, KeepDense, Named, Output, Swap
+from scoremode.spec.text import Protocol
+from scoremode.spec.values import finite, whole
 
 if TYPE_CHECKING:
     from scoremode.runs.request import Request
 
-__all__ = ["add_parser"]
+__all__ = ["Attribute"]
 
 _WINDOWS = 16
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "attribute",
-        usage="scoremode attribute MODEL --reference BASE [flags]",
-        help="which layers, modules or kinds of a model make how much of its KL divergence",
-        description="Compares a model with its base, and then mixes the two: for each part the base "
-        "with that part of the model (alone), and the model with that part of the base (how far KLD "
-        "falls). What lies before a part is computed once for all of them.",
-    )
-    add_run(
-        parser,
-        output=Path("runs"),
-        output_help="where runs go, a folder each, with the attribution in it (default: runs)",
-        add_first=_add_first,
-        add_groups=partial(_add_groups, parser),
-    )
-    parser.set_defaults(run=run, limit=_WINDOWS, ranks=None, reference_revision=None)
+class _Windows(Flag[int, int]):
+    """`--limit` by another name."""
+
+    def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+        parser.add_argument(self.spelled, dest="limit", type=whole, metavar=self.metavar,
+                            default=_WINDOWS, help=self.help)  # fmt: skip
 
 
-def _add_first(first: Group) -> None:
-    first.add_argument(
-        "--reference",
-        required=True,
-        metavar="BASE",
-        help="the base: a model's folder, .gguf file or hub id, of which weights are taken",
+class _Parts(Against, group=MOST_USED):
+    reference = Against.reference.but(
+        help="the base: a model's folder, .gguf file or hub id, of which weights are taken"
     )
-    first.add_argument(
-        "--by",
+    by: Flag[str, Any] = Flag(
+        "what is one part: a decoder layer with all it has (default), a linear or a layer's experts, "
+        "or all linears of a name",
         choices=("layer", "module", "kind"),
         default="layer",
-        help="what is one part: a decoder layer with all it has (default), a linear or a layer's "
-        "experts, or all linears of a name",
     )
-    first.add_argument(
-        "--alone",
-        action="store_true",
-        help="leave out what needs the model's own states: half the time",
-    )
-    first.add_argument(
-        "--windows",
-        dest="limit",
-        type=int,
-        metavar="N",
-        help=f"the first N windows of the text alone (default: {_WINDOWS})",
-    )
+    alone = Switch("leave out what needs the model's own states: half the time", switch=True)
+    windows = _Windows(f"the first N windows of the text alone (default: {_WINDOWS})", "N")
 
 
-def _add_groups(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
+class _Recipe(
+    Flags,
+    group=Group(
         "recipe",
         "The format of each part, out of several quants of BASE and BASE itself: the choice of least "
         "predicted KLD within a size, and what it measures.",
+    ),
+):
+    budget: Flag[float | None, float | None] = Flag(
+        "stored bits per weight of all parts that any of the quants quantizes", "BITS", read=finite
     )
-    group.add_argument(
-        "--budget",
-        type=float,
-        metavar="BITS",
-        help="stored bits per weight of all parts that any of the quants quantizes",
-    )
-    group.add_argument(
-        "--from",
-        dest="others",
+    others: Flag[Sequence[str], list[str]] = Flag(
+        "further quants to choose from, beside MODEL",
+        "QUANT",
+        spelled="--from",
         nargs="+",
         default=[],
-        metavar="QUANT",
-        help="further quants to choose from, beside MODEL",
     )
-    group.add_argument(
-        "--write-recipe",
-        type=Path,
-        metavar="FILE",
-        help="write the choice as llm-compressor's recipe (YAML)",
+    write_recipe: PathName = Flag(
+        "write the choice as llm-compressor's recipe (YAML)", "FILE", read=Path
     )
-    add_mixing(parser, with_base=True)
 
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    _check(args)
-    request = request_of(
-        args, command, reference=args.reference, swaps=swaps_in(args), reference_revision=None
+class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
+    called = "attribute"
+    usage = "scoremode attribute MODEL --reference BASE [flags]"
+    summary = "which layers, modules or kinds of a model make how much of its KL divergence"
+    about = (
+        "Compares a model with its base, and then mixes the two: for each part the base with that part "
+        "of the model (alone), and the model with that part of the base (how far KLD falls). What lies "
+        "before a part is computed once for all of them."
     )
-    if args.budget is not None:
-        return _search(args, request)
-    from scoremode.report.attribution import attribution_document
-    from scoremode.runs.attribution.attribute import DIRECTIONS, attribute
-
-    screen = args.screen
-    found = attribute(
-        request,
-        args.by,
-        progress=screen.progress,
-        notify=screen.line,
-        clock=args.clock,
-        directions=["alone"] if args.alone else DIRECTIONS,
+    is_shared = False
+    output: PathName = Output.output.but(
+        help="where runs go, a folder each, with the attribution in it (default: runs)"
     )
-    screen.clear()
-    print_result(
-        args,
-        found.attribution,
-        lambda value: attribution_document(value, found.record, found.folder),
-    )
-    return 0
+    limit: Number = Protocol.limit.but(default=_WINDOWS)
 
-
-def _search(args: argparse.Namespace, request: "Request") -> int:
-    from scoremode.report.attribution import recipe_document
-    from scoremode.runs.attribution.recipe import search
-
-    screen = args.screen
-    found = search(
-        request,
-        args.others,
-        args.budget,
-        args.by,
-        write_recipe=args.write_recipe,
-        progress=screen.progress,
-        notify=screen.line,
-        tell=lambda name: screen.stage("attribute", name),
-    )
-    screen.clear()
-    print_result(args, found.value, lambda value: recipe_document(value, found.folder))
-    return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Raises UsageError for flags of a run that an attribution does not have."""
-    refused = {
-        "--engine vllm": args.engine != "torch",
-        f"--devices {args.devices}": args.devices is not None,
-        f"--shard {args.shard}": args.shard is not None,
-        f"--stop-when {args.stop_when}": args.stop_when is not None,
-        f"--conversations {args.conversations}": args.conversations is not None,
-    }
-    for flag, given in refused.items():
-        if given:
-            raise UsageError(f"{flag}: is not for attribute, which mixes two models in one process")
-    if args.budget is None:
-        given = {"--from": next(iter(args.others), None), "--write-recipe": args.write_recipe}
-        for flag, value in given.items():
-            if value is not None:
-                raise UsageError(f"{flag} {value}: is of a recipe: give its size by --budget BITS")
-    elif args.alone:
-        raise UsageError(
-            "--alone: changes nothing of a recipe, which --budget makes of parts alone"
+    def run(self, session: Session) -> int:
+        self._check()
+        request = request_of(
+            self,
+            session,
+            reference=self.reference,
+            swaps=swaps_in(self.swap, self.keep_dense, self.reference),
+            reference_revision=None,
         )
-    if args.budget is not None and not 0 < args.budget < float("inf"):
-        raise UsageError(f"--budget {args.budget:g}: must be a positive number of bits per weight")
+        if self.budget is not None:
+            return self._search(request, self.budget, session)
+        from scoremode.engines.torch.attribution.variants import DIRECTIONS
+        from scoremode.report.attribution import attribution_document
+        from scoremode.runs.attribution.attribute import attribute
+
+        screen = session.screen
+        found = attribute(
+            request,
+            self.by,
+            progress=screen.progress,
+            notify=screen.line,
+            clock=session.clock,
+            directions=["alone"] if self.alone else DIRECTIONS,
+        )
+        screen.clear()
+        print_result(
+            session,
+            found.attribution,
+            lambda value: attribution_document(value, found.record, found.folder),
+            self.form,
+            quiet=self.quiet,
+        )
+        return 0
+
+    def _search(self, request: "Request", budget: float, session: Session) -> int:
+        from scoremode.report.attribution import recipe_document
+        from scoremode.runs.attribution.recipe import search
+
+        screen = session.screen
+        found = search(
+            request,
+            self.others,
+            budget,
+            self.by,
+            write_recipe=self.write_recipe,
+            progress=screen.progress,
+            notify=screen.line,
+            tell=lambda name: screen.stage("attribute", name),
+        )
+        screen.clear()
+        print_result(
+            session,
+            found.value,
+            lambda value: recipe_document(value, found.folder),
+            self.form,
+            quiet=self.quiet,
+        )
+        return 0
+
+    def _check(self) -> None:
+        """Raises UsageError for flags of a run that an attribution does not have."""
+        refused = {
+            "--engine vllm": self.engine != "torch",
+            f"--devices {self.devices}": self.devices is not None,
+            f"--shard {self.shard}": self.shard is not None,
+            f"--stop-when {self.stop_when}": self.stop_when is not None,
+            f"--conversations {self.conversations}": self.conversations is not None,
+        }
+        for flag, given in refused.items():
+            if given:
+                raise UsageError(
+                    f"{flag}: is not for attribute, which mixes two models in one process"
+                )
+        if self.budget is None:
+            given = {"--from": next(iter(self.others), None), "--write-recipe": self.write_recipe}
+            for flag, value in given.items():
+                if value is not None:
+                    raise UsageError(
+                        f"{flag} {value}: is of a recipe: give its size by --budget BITS"
+                    )
+        elif self.alone:
+            raise UsageError(
+                "--alone: changes nothing of a recipe, which --budget makes of parts alone"
+            )
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            raise UsageError(
+                f"--budget {self.budget:g}: must be a positive number of bits per weight"
+            )

@@ -1,6 +1,5 @@
 """`scoremode card`: what an author puts into a model card, and the hub's metadata."""
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,62 +7,126 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli.flags.reproduction import joined, reproduction
+from scoremode.cli.command import Command
+from scoremode.cli.reproduction import joined, reproduction
+from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
+from scoremode.spec.flag import Flag, Name, PathName, Switch
+from scoremode.spec.run import Runs
 
 if TYPE_CHECKING:
     from scoremode.report.card.content import Group
     from scoremode.results.folders.finished import FinishedRun
 
-__all__ = ["add_parser", "card"]
+__all__ = ["Card", "card"]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "card",
-        help="Markdown and the hub's metadata for a model card",
-        description="Prints the block of Markdown that goes into a model card: the runs ranked, their "
-        "base, the protocol, the command that measures them again; a table for each plan. Reads "
-        "records and scores only.",
+class Card(Runs, Command):
+    called = "card"
+    summary = "Markdown and the hub's metadata for a model card"
+    about = (
+        "Prints the block of Markdown that goes into a model card: the runs ranked, their base, the "
+        "protocol, the command that measures them again; a table for each plan. Reads records and "
+        "scores only."
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN",
-                        help="a run's folder, or one that holds runs")  # fmt: skip
-    parser.add_argument(
-        "--write",
-        type=Path,
-        metavar="DIR",
-        help="write it to DIR/README.md, in the place of an earlier one, with the hub's model-index in "
-        "its front matter, and .eval_results/*.yaml beside",
+    write: PathName = Flag(
+        "write it to DIR/README.md, in the place of an earlier one, with the hub's model-index in its "
+        "front matter, and .eval_results/*.yaml beside",
+        "DIR",
+        read=Path,
     )
-    parser.add_argument(
-        "--repo",
-        metavar="REPO",
-        help="with --write: the model on the hub that DIR is of; the runs' records are written, too, "
-        "and results name their address as the source",
+    repo: Name = Flag(
+        "with --write: the model on the hub that DIR is of; the runs' records are written, too, and "
+        "results name their address as the source",
+        "REPO",
     )
-    parser.add_argument(
-        "--push",
-        metavar="REPO",
-        help="show what would change in the model REPO on the hub, ask, and open a pull request",
+    push: Name = Flag(
+        "show what would change in the model REPO on the hub, ask, and open a pull request", "REPO"
     )
-    parser.add_argument("--yes", action="store_true", help="with --push: don't ask")
-    parser.set_defaults(run=run)
+    yes: Switch = Flag("with --push: don't ask", switch=True)
 
+    def run(self, session: Session) -> int:
+        self._check()
+        session.screen.stage("reading the runs")
+        from scoremode.results.folders.paths import run_folders
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    _check(args)
-    args.screen.stage("reading the runs")
-    from scoremode.results.folders.paths import run_folders
-
-    groups = groups_of(run_folders(args.runs, args.screen.line))
-    args.screen.clear()
-    if args.push is not None:
-        return _push(args, groups)
-    if args.write is None:
-        sys.stdout.write(_block(groups))
+        groups = groups_of(run_folders(self.runs, session.screen.line))
+        session.screen.clear()
+        if self.push is not None:
+            return self._push(self.push, groups, session)
+        if self.write is None:
+            sys.stdout.write(_block(groups))
+        else:
+            self._write(self.write, groups, session)
         return 0
-    _write(args, groups)
-    return 0
+
+    def _check(self) -> None:
+        if self.push is not None and self.write is not None:
+            raise UsageError("--push and --write: give one of them")
+        if self.repo is not None and self.write is None:
+            raise UsageError(f"--repo {self.repo}: needs --write DIR")
+        if self.yes and self.push is None:
+            raise UsageError("--yes: needs --push REPO")
+        if self.push is not None and not self.yes and not sys.stdin.isatty():
+            raise UsageError(f"--push {self.push}: there is no terminal to ask on: give --yes")
+        for repo in filter(None, (self.push, self.repo)):
+            from scoremode.report.card.repository import check_repo
+
+            check_repo(repo)
+
+    def _write(self, folder: Path, groups: "Sequence[Group]", session: Session) -> None:
+        from scoremode.report.card.repository import README, card_files, read_readme, write_files
+
+        model = self.repo.rpartition("/")[2] if self.repo else folder.resolve().name
+        files = card_files(
+            groups,
+            read_readme(folder),
+            name=str(folder / README),
+            model=model,
+            address_of=_addresses(self.repo),
+        )
+        write_files(folder, files)
+        for path in files:
+            session.screen.line(f"wrote {folder / path}")
+        _tell_left_out(session, files)
+
+    def _push(self, repo: str, groups: "Sequence[Group]", session: Session) -> int:
+        from scoremode.report.card.repository import (
+            README,
+            card_files,
+            changes,
+            open_request,
+            remote_readme,
+        )
+
+        session.screen.stage(f"reading {repo} on the hub")
+        readme, commit = remote_readme(repo)
+        files = card_files(
+            groups,
+            readme,
+            name=f"{repo}'s {README}",
+            model=repo.rpartition("/")[2],
+            address_of=_addresses(repo),
+        )
+        session.screen.clear()
+        print(changes(files, readme))
+        _tell_left_out(session, files)
+        if not self.yes:
+            session.screen.line(
+                "a record has the command line and the paths of the machine that measured"
+            )
+            asked = f"Open a pull request with these {len(files)} files on {repo}? [y/N] "
+            print(asked, end="", flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                session.screen.line("nothing was sent")
+                return 1
+        session.screen.stage(f"opening a pull request on {repo}")
+        url = open_request(
+            repo, files, commit, "Perplexity and KL divergence, measured with scoremode"
+        )
+        session.screen.clear()
+        print(url)
+        return 0
 
 
 def card(folders: Sequence[Path]) -> str:
@@ -119,82 +182,14 @@ def _block(groups: "Sequence[Group]") -> str:
     return card_block(groups)
 
 
-def _check(args: argparse.Namespace) -> None:
-    if args.push is not None and args.write is not None:
-        raise UsageError("--push and --write: give one of them")
-    if args.repo is not None and args.write is None:
-        raise UsageError(f"--repo {args.repo}: needs --write DIR")
-    if args.yes and args.push is None:
-        raise UsageError("--yes: needs --push REPO")
-    if args.push is not None and not args.yes and not sys.stdin.isatty():
-        raise UsageError(f"--push {args.push}: there is no terminal to ask on: give --yes")
-    for repo in filter(None, (args.push, args.repo)):
-        from scoremode.report.card.repository import check_repo
-
-        check_repo(repo)
-
-
 def _addresses(repo: str | None) -> Callable[[str], str] | None:
     from scoremode.report.card.repository import address
 
     return None if repo is None else partial(address, repo)
 
 
-def _write(args: argparse.Namespace, groups: "Sequence[Group]") -> None:
-    from scoremode.report.card.repository import README, card_files, read_readme, write_files
-
-    model = args.repo.rpartition("/")[2] if args.repo else args.write.resolve().name
-    files = card_files(
-        groups,
-        read_readme(args.write),
-        name=str(args.write / README),
-        model=model,
-        address_of=_addresses(args.repo),
-    )
-    write_files(args.write, files)
-    for path in files:
-        args.screen.line(f"wrote {args.write / path}")
-    _tell_left_out(args, files)
-
-
-def _push(args: argparse.Namespace, groups: "Sequence[Group]") -> int:
-    from scoremode.report.card.repository import (
-        README,
-        card_files,
-        changes,
-        open_request,
-        remote_readme,
-    )
-
-    repo = args.push
-    args.screen.stage(f"reading {repo} on the hub")
-    readme, commit = remote_readme(repo)
-    files = card_files(
-        groups,
-        readme,
-        name=f"{repo}'s {README}",
-        model=repo.rpartition("/")[2],
-        address_of=_addresses(repo),
-    )
-    args.screen.clear()
-    print(changes(files, readme))
-    _tell_left_out(args, files)
-    if not args.yes:
-        args.screen.line("a record has the command line and the paths of the machine that measured")
-        asked = f"Open a pull request with these {len(files)} files on {repo}? [y/N] "
-        print(asked, end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            args.screen.line("nothing was sent")
-            return 1
-    args.screen.stage(f"opening a pull request on {repo}")
-    url = open_request(repo, files, commit, "Perplexity and KL divergence, measured with scoremode")
-    args.screen.clear()
-    print(url)
-    return 0
-
-
-def _tell_left_out(args: argparse.Namespace, files: dict[str, str]) -> None:
+def _tell_left_out(session: Session, files: dict[str, str]) -> None:
     if not any(path.startswith(".eval_results/") for path in files):
-        args.screen.line(
+        session.screen.line(
             "no .eval_results: the text is no data set on the hub, and these need its id"
         )

@@ -1,99 +1,93 @@
 """`scoremode check`: an audit of published runs, from their scores, their text and their files."""
 
-import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from scoremode.cli.flags.forms import add_form, print_result
-from scoremode.cli.flags.parser import check_least
+from scoremode.cli.command import Command, print_result
+from scoremode.cli.screen import Session
 from scoremode.errors import InvalidMeasurement
+from scoremode.spec.flag import Flag, Flags, Group, Name, Number, Place, Switch, check_least
+from scoremode.spec.run import Form, Runs
+from scoremode.spec.values import finite, whole
 
-__all__ = ["add_parser"]
+__all__ = ["Check"]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "check",
-        help="audit a published run: every number, hash and token id that can be made again",
-        description="Makes every number of a run again from its scores, and every hash of what can be "
-        "reached: the text, the tokenizer, the model's files, the base. Says what held, what could not "
-        "be checked and why, and everything that is wrong. Exit code 0: all that could be checked "
-        "holds; 3: something is wrong.",
+class _Again(Flags, group=Group("second run")):
+    against: Place = Flag(
+        "score a share of the windows once more, with MODEL and the record's own options, and compare "
+        "target by target",
+        "MODEL",
     )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder of runs"
+    share: Flag[float | None, float | None] = Flag(
+        "share of the windows, drawn as whole micro-batches (default: 0.1)", "S", read=finite
     )
-    again = parser.add_argument_group("second run")
-    again.add_argument(
-        "--against",
-        metavar="MODEL",
-        help="score a share of the windows once more, with MODEL and the record's own options, and "
-        "compare target by target",
+    seed: Number = Flag(
+        "draw the windows that an earlier check drew (default: a seed from the system, printed)",
+        "N",
+        read=whole,
     )
-    again.add_argument(
-        "--share",
-        type=float,
-        metavar="S",
-        help="share of the windows, drawn as whole micro-batches (default: 0.1)",
-    )
-    again.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="draw the windows that an earlier check drew (default: a seed from the system, printed)",
-    )
-    again.add_argument(
-        "--device", metavar="D", help="cpu, cuda or cuda:1 (default: the record's kind, else cpu)"
-    )
-    again.add_argument(
-        "--trust-remote-code", action="store_true", help="run the code that the model brings along"
-    )
-    places = parser.add_argument_group(
-        "places", "where things lie on this machine; by default where the record says"
-    )
-    places.add_argument(
-        "--model", metavar="PATH", help="the model's folder or .gguf file (default: --against's)"
-    )
-    places.add_argument(
-        "--tokenizer", metavar="PATH", help="folder, .gguf file or tokenizer.json of the tokenizer"
-    )
-    places.add_argument(
-        "--reference", metavar="PATH", help="the base: its folder, .gguf file or file of logits"
-    )
-    places.add_argument(
-        "-f",
-        "--file",
-        type=Path,
-        action="append",
+    device: Name = Flag("cpu, cuda or cuda:1 (default: the record's kind, else cpu)", "D")
+    trust_remote_code: Switch = Flag("run the code that the model brings along", switch=True)
+
+
+class _Places(
+    Flags,
+    group=Group("places", "where things lie on this machine; by default where the record says"),
+):
+    model: Place = Flag("the model's folder or .gguf file (default: --against's)", "PATH")
+    tokenizer: Place = Flag("folder, .gguf file or tokenizer.json of the tokenizer", "PATH")
+    reference: Place = Flag("the base: its folder, .gguf file or file of logits", "PATH")
+    file: Flag[str | Path | Sequence[str | Path], list[Path]] = Flag(
+        "the text, or the data set's file; given again as often as in the run",
+        "PATH",
+        read=Path,
+        also=("-f",),
+        repeats=True,
         default=[],
-        metavar="PATH",
-        help="the text, or the data set's file; given again as often as in the run",
     )
-    places.add_argument(
-        "--fetch",
-        action="store_true",
-        help="get from the hub what the run took from there: data set, model, base",
+    fetch: Switch = Flag(
+        "get from the hub what the run took from there: data set, model, base", switch=True
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line for all that held")
-    add_form(parser, "all findings")
-    parser.add_argument("--quiet", action="store_true", help="print neither progress nor findings")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    check_least(0, args, "seed")
-    from scoremode.report.checks import check_document
-    from scoremode.runs.check.check import check, rerun_of
-    from scoremode.runs.check.sources import Sources
+class Check(Runs, _Again, _Places, Command):
+    called = "check"
+    summary = "audit a published run: every number, hash and token id that can be made again"
+    about = (
+        "Makes every number of a run again from its scores, and every hash of what can be reached: the "
+        "text, the tokenizer, the model's files, the base. Says what held, what could not be checked "
+        "and why, and everything that is wrong. Exit code 0: all that could be checked holds; 3: "
+        "something is wrong."
+    )
+    runs: Flag[Sequence[str | Path], list[Path]] = Runs.runs.but(
+        help="a run's folder, or a folder of runs"
+    )
+    verbose = Switch("a line for all that held", switch=True, also=("-v",))
+    form = Form("all findings")
+    quiet: Switch = Flag("print neither progress nor findings", switch=True)
 
-    rerun = rerun_of(args.against, args.share, args.seed, args.device, args.trust_remote_code)
-    sources = Sources(
-        args.model, args.tokenizer, args.reference, tuple(args.file), fetch=args.fetch
-    )
-    screen = args.screen
-    value = check(
-        args.runs, sources, rerun, progress=screen.progress, notify=screen.line, tell=screen.stage
-    )
-    result = {**value, "command": list(command)}
-    print_result(args, result, partial(check_document, verbose=args.verbose))
-    return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0
+    def run(self, session: Session) -> int:
+        check_least(0, self, "seed")
+        from scoremode.report.checks import check_document
+        from scoremode.runs.check.check import check, rerun_of
+        from scoremode.runs.check.sources import Sources
+
+        rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
+        sources = Sources(
+            self.model, self.tokenizer, self.reference, tuple(self.file), fetch=self.fetch
+        )
+        screen = session.screen
+        value = check(
+            self.runs,
+            sources,
+            rerun,
+            progress=screen.progress,
+            notify=screen.line,
+            tell=screen.stage,
+        )
+        result = {**value, "command": list(session.command)}
+        document = partial(check_document, verbose=self.verbose)
+        print_result(session, result, document, self.form, quiet=self.quiet)
+        return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0

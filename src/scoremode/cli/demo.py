@@ -1,67 +1,63 @@
 """`scoremode demo`: measures a tiny model and its quantized variants, on this machine, now."""
 
-import argparse
 import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.forms import add_form, print_result
+from scoremode.cli.command import Command, print_result
+from scoremode.cli.screen import Session
+from scoremode.spec.flag import Flag, PathName
+from scoremode.spec.run import Form
 
 if TYPE_CHECKING:
-    from scoremode.cli.process.screen import Screen
     from scoremode.report.document import Document
 
-__all__ = ["add_parser"]
+__all__ = ["Demo"]
 
 CONTEXT = 256
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="a tiny model and its quantized variants",
-        description="Quantizes a tiny trained Llama in thirteen formats and measures the perplexity of "
-        "all of them, and how far their predictions are from the dense model's, on text that it was "
-        "not trained on. Needs no network and no GPU.",
+class Demo(Command):
+    called = "demo"
+    summary = "a tiny model and its quantized variants"
+    about = (
+        "Quantizes a tiny trained Llama in thirteen formats and measures the perplexity of all of "
+        "them, and how far their predictions are from the dense model's, on text that it was not "
+        "trained on. Needs no network and no GPU."
     )
-    parser.add_argument(
-        "-o",
-        "--output-path",
-        type=Path,
-        metavar="DIR",
-        help="keep the models and the records here (default: nothing is kept)",
+    output: PathName = Flag(
+        "keep the models and the records here (default: nothing is kept)",
+        "DIR",
+        read=Path,
+        spelled="--output-path",
+        also=("-o",),
     )
-    add_form(parser, "the records")
-    parser.set_defaults(run=run)
+    form = Form("the records")
 
+    def run(self, session: Session) -> int:
+        from scoremode.results.folders.paths import check_folder
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.results.folders.paths import check_folder
-
-    if args.output_path is not None:
-        check_folder(args.output_path)
-        records = _measure_all(args.output_path, command, args.screen)
-        said = _report(args, args.output_path / "runs", args.output_path, command)
-    else:
+        if self.output is not None:
+            check_folder(self.output)
+            return self._measured(session, self.output, self.output)
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
-            records = _measure_all(Path(folder), command, args.screen)
-            said = _report(args, Path(folder) / "runs", None, command)
-    print_result(args, records, _document)
-    if said:
-        print(f"\nreport  {said}")
-    return 0
+            return self._measured(session, Path(folder), None)
+
+    def _measured(self, session: Session, folder: Path, kept: Path | None) -> int:
+        records = _measure_all(folder, session)
+        # Anything else is for a program to read.
+        report = _report(session, folder / "runs", kept) if self.form == "table" else None
+        print_result(session, records, _document, self.form)
+        if report:
+            print(f"\nreport  {report}")
+        return 0
 
 
-def _report(
-    args: argparse.Namespace, runs: Path, folder: Path | None, command: tuple[str, ...]
-) -> str | None:
+def _report(session: Session, runs: Path, folder: Path | None) -> str:
     """Writes the report of the runs into `folder`, or where there is none into a new one among the
-    machine's temporary files; returns its path, or what to install first. None where the result is
-    printed for a program to read."""
-    if args.form != "table":
-        return None
+    machine's temporary files; returns its path, or what to install first."""
     from scoremode.errors import UsageError
     from scoremode.report.page.chart_types import plotting
     from scoremode.report.page.document import write_report
@@ -70,10 +66,10 @@ def _report(
         plotting()
     except UsageError as error:
         return str(error)
-    args.screen.stage("report")
+    session.screen.stage("report")
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="scoremode-demo-report-"))
-    return str(write_report([runs], folder / "report.html", command=command)[0])
+    return str(write_report([runs], folder / "report.html", command=session.command)[0])
 
 
 def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
@@ -92,10 +88,9 @@ def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
     return Document((table, Prose(words)), table)
 
 
-def _measure_all(
-    folder: Path, command: tuple[str, ...], screen: "Screen"
-) -> Mapping[str, dict[str, Any]]:
+def _measure_all(folder: Path, session: Session) -> Mapping[str, dict[str, Any]]:
     """Variant name → record against the packaged model, all of them in `folder`."""
+    screen = session.screen
     screen.stage("import")
     from scoremode.demo.variants import measure_variants
     from scoremode.text.corpus import from_file
@@ -107,7 +102,7 @@ def _measure_all(
             from_file(package / "heldout.txt"),
             preset("disjoint").override(context_length=CONTEXT),
             folder,
-            command=command,
+            command=session.command,
             progress=screen.progress,
             tell=screen.stage,
         )

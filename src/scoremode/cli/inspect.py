@@ -1,14 +1,15 @@
 """`scoremode inspect`: what a checkpoint holds, from its headers, and what would run here."""
 
-import argparse
 import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import add_model, model_of, named_model, reads_model
-from scoremode.cli.flags.forms import add_form, print_result
+from scoremode.cli.command import Command, model_of, named_model, print_result, reads_model
+from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
+from scoremode.spec.flag import Flag, Name
+from scoremode.spec.run import Form, Model
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.device import Device
     from scoremode.schemes.summary import FormatSummary, Summary
 
-__all__ = ["add_parser", "inspect", "inspect_config"]
+__all__ = ["Inspect", "inspect", "inspect_config"]
 
 _NOT_COUNTED = {
     "parameters": None,
@@ -25,45 +26,41 @@ _NOT_COUNTED = {
 }
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "inspect",
-        help="formats, bits per weight, what would run",
-        description="Prints what a checkpoint holds and what would run here, from its headers "
-        "alone: no weights are read.",
+class Inspect(Model, Command):
+    called = "inspect"
+    summary = "formats, bits per weight, what would run"
+    about = (
+        "Prints what a checkpoint holds and what would run here, from its headers alone: no weights "
+        "are read."
     )
-    add_model(parser)
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="instead of MODEL: a config.json alone, or ModelOpt's hf_quant_config.json",
+    model = Model.model.but(group=Model.revision.group)
+    config: Name = Flag(
+        "instead of MODEL: a config.json alone, or ModelOpt's hf_quant_config.json", "FILE"
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
-    add_form(parser, "all that is known")
-    parser.set_defaults(run=run)
+    device: Name = Flag("cpu, cuda, cuda:1 (default: cuda if there is one)")
+    form = Form("all that is known")
 
+    def run(self, session: Session) -> int:
+        from scoremode.report.inspection import inspect_document
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.inspection import inspect_document
+        if self.config is not None:
+            if named := named_model(self):
+                raise UsageError(f"MODEL {named} and --config {self.config}: give one of them")
+            model = self.config
+        else:
+            model = model_of(self)
+        reads_model(session, model)
+        session.clock.begin("import")
+        # Seconds, for which the model's files are not to blame.
+        import scoremode.schemes.summary  # noqa: F401
 
-    if args.config is not None:
-        if named := named_model(args):
-            raise UsageError(f"MODEL {named} and --config {args.config}: give one of them")
-        model = args.config
-    else:
-        model = model_of(args)
-    reads_model(args, model)
-    args.clock.begin("import")
-    # Seconds, for which the model's files are not to blame.
-    import scoremode.schemes.summary  # noqa: F401
-
-    args.clock.begin("open")
-    if args.config is not None:
-        value = inspect_config(args.config, args.tokenizer, args.device)
-    else:
-        value = inspect(model, args.revision, args.tokenizer, args.device)
-    print_result(args, value, inspect_document)
-    return 0 if value["runs"]["possible"] else 1
+        session.clock.begin("open")
+        if self.config is not None:
+            value = inspect_config(self.config, self.tokenizer, self.device)
+        else:
+            value = inspect(model, self.revision, self.tokenizer, self.device)
+        print_result(session, value, inspect_document, self.form)
+        return 0 if value["runs"]["possible"] else 1
 
 
 def inspect_config(

@@ -1,41 +1,48 @@
 """The command line: `scoremode COMMAND …`. One file a command; nothing heavy is imported here."""
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 
-from scoremode.cli.flags.devices import is_follower, parsed
-from scoremode.cli.flags.parser import Parser
-from scoremode.cli.flags.suggestion import suggestion
-from scoremode.cli.process.endings import ending
-from scoremode.cli.process.screen import shown
+from scoremode.cli.attribute import Attribute
+from scoremode.cli.card import Card
+from scoremode.cli.check import Check
+from scoremode.cli.command import Command
+from scoremode.cli.compare import Compare
+from scoremode.cli.demo import Demo
+from scoremode.cli.devices import parsed, run_on_devices
+from scoremode.cli.generate import Generate
+from scoremode.cli.inspect import Inspect
+from scoremode.cli.kld import Kld
+from scoremode.cli.merge import Merge
+from scoremode.cli.plan import Plan
+from scoremode.cli.ppl import Ppl
+from scoremode.cli.process import ending
+from scoremode.cli.reference import Reference
+from scoremode.cli.report import Report
+from scoremode.cli.screen import shown
+from scoremode.cli.show import Show
+from scoremode.cli.status import Status
+from scoremode.cli.sweep import Sweep
+from scoremode.cli.tasks import Tasks
+from scoremode.cli.verify import Verify
 from scoremode.cli.version import VersionAction
-from scoremode.errors import ScoremodeError, UsageError
+from scoremode.errors import ScoremodeError
+from scoremode.spec.flag import Parser, check_utf8
 
-__all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
+__all__ = ["COMMANDS", "command", "command_parser", "main", "parsed_command", "settle_imports"]
 
-# Modules of this folder, in the order of the help. Only that of the command that is given is imported.
-_COMMANDS = (
-    "ppl",
-    "kld",
-    "attribute",
-    "tasks",
-    "merge",
-    "sweep",
-    "reference",
-    "generate",
-    "show",
-    "compare",
-    "report",
-    "status",
-    "check",
-    "card",
-    "plan",
-    "inspect",
-    "verify",
-    "demo",
-)
+# A suggested command of more characters is nothing to copy.
+_LONGEST = 600
+# In the order of the help.
+COMMANDS: dict[str, type[Command]] = {
+    command.called: command
+    for command in (
+        *(Ppl, Kld, Attribute, Tasks, Merge, Sweep, Reference, Generate, Show, Compare, Report),
+        *(Status, Check, Card, Plan, Inspect, Verify, Demo),
+    )
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,29 +54,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command(argv: Sequence[str]) -> int:
     """`main` without an end: raises whatever escapes."""
     argv = _hyphens(argv)
-    args = parsed(lambda: parsed_command(argv))
+    spec, place = parsed(lambda: parsed_command(argv))
+    hidden = getattr(spec, "quiet", False) or (place is not None and not place.is_first)
     try:
-        with shown(args, hidden=is_follower(args)):
-            return args.run(args, ("scoremode", *argv))
+        with shown(("scoremode", *argv), hidden=hidden) as session:
+            session.place = place
+            return run_on_devices(spec, session)
     except ScoremodeError as error:
-        if words := suggestion(error, argv):
+        if words := _suggestion(error, argv):
             raise type(error)(f"{error}{words}") from None
         raise
     finally:
         settle_imports()
 
 
-def parsed_command(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags of a command line without the program's name. Raises UsageError, and SystemExit where
+def parsed_command(argv: Sequence[str]) -> Command:
+    """What a command line asks for, without the program's name. Raises UsageError, and SystemExit where
     help was asked for."""
-    _check_utf8(argv)
-    names = argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
-    return _parser(names).parse_args(argv)
+    check_utf8(argv)
+    values = vars(_parser(*argv[:1]).parse_args(argv))
+    return COMMANDS[values["command"]].parsed(values)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one command's flags."""
-    (commands,) = (a for a in _parser([name])._actions if isinstance(a, argparse._SubParsersAction))
+    (commands,) = (a for a in _parser(name)._actions if isinstance(a, argparse._SubParsersAction))
     return commands.choices[name]
 
 
@@ -80,7 +89,8 @@ def settle_imports() -> None:
         module.libraries.settle()
 
 
-def _parser(names: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
+def _parser(named: str | None = None) -> argparse.ArgumentParser:
+    """The program's parser; of the commands only the one that is `named` has its flags."""
     parser = Parser(
         prog="scoremode",
         description="Exact perplexity and KL divergence of quantized language models, on the "
@@ -92,9 +102,13 @@ def _parser(names: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
         action=VersionAction,
         help="show the version and exit; --version -v: all that a bug report needs",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in names:
-        import_module(f"scoremode.cli.{name}").add_parser(commands)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, command in COMMANDS.items():
+        flags = commands.add_parser(
+            name, usage=command.usage, help=command.summary, description=command.about
+        )
+        if name == named:
+            command.add_to(flags)
     return parser
 
 
@@ -107,13 +121,23 @@ def _hyphens(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def _check_utf8(argv: Sequence[str]) -> None:
-    """Raises UsageError for a name that Python can open, and the libraries' Rust and C++ can't."""
-    for word in argv:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UsageError(
-                f"{word}: is not UTF-8, as the libraries that read and write files want it: rename "
-                "it, or give a link to it"
-            ) from None
+def _suggestion(error: ScoremodeError, argv: Sequence[str]) -> str:
+    """The end of an error's line: nothing, or the command with the flags it names, to be copied."""
+    if not error.instead:
+        return ""
+    command = shlex.join(["scoremode", *_corrected(argv, error.instead)])
+    # A text of pages on the command line is nothing to copy.
+    return f"; such as: {command}" if command.isprintable() and len(command) <= _LONGEST else ""
+
+
+def _corrected(argv: Sequence[str], instead: Mapping[str, str]) -> list[str]:
+    names = {**{flag: flag for flag in instead}, "-c": "--context-length"}
+    kept, words = [], iter(argv)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if names.get(flag) in instead:
+            if not equals:
+                next(words, None)
+        else:
+            kept.append(word)
+    return [*kept, *(word for flag, value in instead.items() for word in (flag, value))]

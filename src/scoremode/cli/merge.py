@@ -1,55 +1,52 @@
 """`scoremode merge`: the shards of a run made the one run that they are of."""
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from scoremode.cli.flags.forms import add_form
-from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
-from scoremode.cli.flags.run import print_run
+from scoremode.cli.command import Command, exit_code_of, gates_of, print_run
+from scoremode.cli.screen import Session
+from scoremode.spec.flag import Flag, Flags, PathName
+from scoremode.spec.run import Form, Gates, Table
 
-__all__ = ["add_parser"]
+__all__ = ["Merge"]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "merge",
-        usage="scoremode merge RUN … -o DIR [flags]",
-        help="make one run of the shards of --shard i/N",
-        description="Makes the one run of all shards that scoremode ppl or kld scored with --shard: "
-        "the scores and metrics of one process's run, to the bit. Shards that are missing, there twice "
-        "or of another run are refused. Reads the shards only: no model, no text. Exit code 4: a gate "
-        "was not met.",
+class _Shards(Flags):
+    runs: Flag[Sequence[str | Path], list[Path]] = Flag(
+        "a shard's folder, or one that holds shards", "RUN", read=Path, positional=True, nargs="+"
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a shard's folder, or one that holds shards",
-    )
-    parser.add_argument(
-        "-o",
-        "--output-path",
-        type=Path,
-        metavar="DIR",
+    output: PathName = Flag(
+        "the merged run's own folder, which must not exist yet",
+        "DIR",
+        read=Path,
+        spelled="--output-path",
+        also=("-o",),
         required=True,
-        help="the merged run's own folder, which must not exist yet",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
-    add_form(parser, "the record")
-    parser.add_argument("--quiet", action="store_true", help="print no table")
-    add_gates(parser)
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.results.shards.merge import merge
-
-    gates = gates_of(args)
-    args.screen.stage("merging")
-    record = merge(
-        args.runs, args.output_path, gates=gates, command=command, notify=args.screen.line
+class Merge(_Shards, Table, Gates, Command):
+    called = "merge"
+    usage = "scoremode merge RUN … -o DIR [flags]"
+    summary = "make one run of the shards of --shard i/N"
+    about = (
+        "Makes the one run of all shards that scoremode ppl or kld scored with --shard: the scores and "
+        "metrics of one process's run, to the bit. Shards that are missing, there twice or of another "
+        "run are refused. Reads the shards only: no model, no text. Exit code 4: a gate was not met."
     )
-    args.screen.clear()
-    print_run(args, record, args.output_path)
-    return exit_code_of(gates.judge(record) if gates else [])
+    verbose = Table.verbose.but(group=None)
+    form = Form("the record")
+    quiet = Table.quiet.but(help="print no table", group=None)
+
+    def run(self, session: Session) -> int:
+        from scoremode.results.shards.merge import merge
+
+        gates, folder = gates_of(self), self.output
+        assert folder is not None
+        session.screen.stage("merging")
+        record = merge(
+            self.runs, folder, gates=gates, command=session.command, notify=session.screen.line
+        )
+        session.screen.clear()
+        print_run(self, session, record, folder)
+        return exit_code_of(gates.judge(record) if gates else [])

@@ -28,7 +28,7 @@ def program() -> int:
 
 
 def _program() -> int:
-    from scoremode.cli.process.endings import ending
+    from scoremode.cli.process import ending
 
     code: list[int] = []
 
@@ -51,8 +51,7 @@ def _program() -> int:
 
 
 def _command() -> int:
-    from scoremode.cli.process.faults import catch_bus_errors
-    from scoremode.cli.process.streams import settle_streams
+    from scoremode.cli.process import catch_bus_errors, settle_streams
 
     settle_streams()
     catch_bus_errors()

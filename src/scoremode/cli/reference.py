@@ -1,134 +1,114 @@
 """`scoremode reference`: a base model's predictions, kept to compare others with, or exported."""
 
-import argparse
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from scoremode.cli.flags.arguments import model_of
-from scoremode.cli.flags.devices import on_devices
-from scoremode.cli.flags.parser import flag_of
-from scoremode.cli.flags.run import add_run, measured, print_run, request_of
+from scoremode.cli.command import Measurement, measured, model_of, print_run, request_of
+from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.lib.json import print_json
+from scoremode.spec.flag import Flag, Flags, Group, PathName
+from scoremode.spec.run import Kept, Named, Output
+from scoremode.spec.values import whole
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
     from scoremode.runs.request import Request
 
-__all__ = ["add_parser"]
+__all__ = ["Reference"]
 
-# Flags that an export takes by itself, without a run; and what is no flag.
-_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "form",
-              "chosen_form", "quiet", "verbose", "screen", "clock"}  # fmt: skip
-
-
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "reference",
-        usage="scoremode reference BASE -o DIR [flags]",
-        help="keep a base model's predictions, for scoremode kld",
-        description="Scores a base model and keeps its final hidden states and its head, from which "
-        "scoremode kld makes the base's logits again, exactly: a twentieth of what 16-bit logits take.",
-    )
-    add_run(
-        parser,
-        output=None,
-        output_help="the reference's own folder, which must not exist yet",
-        add_groups=partial(_add_groups, parser),
-    )
-    parser.set_defaults(
-        run=on_devices(run), request_of=_request_of, is_shared=True, default_of=parser.get_default
-    )
+# Flags that an export takes by itself, without a run.
+_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "form", "quiet",
+              "verbose"}  # fmt: skip
 
 
-def _add_groups(parser: argparse.ArgumentParser) -> None:
-    kept = parser.add_argument_group("what is kept")
-    kept.add_argument(
-        "--head",
-        choices=("stored", "checkpoint"),
-        default="stored",
-        help="where the base's head is kept: in DIR (default), or left in its checkpoint, which must "
-        "then stay where it is",
+class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only)")):
+    export_llama_cpp = PathName(
+        "write what llama-perplexity --kl-divergence reads as well; with a finished reference as MODEL "
+        "nothing is run",
+        "FILE",
+        read=Path,
     )
-    export = parser.add_argument_group("export (protocol llama.cpp only)")
-    export.add_argument(
-        "--export-llama-cpp",
-        type=Path,
-        metavar="FILE",
-        help="write what llama-perplexity --kl-divergence reads as well; with a finished reference as "
-        "MODEL nothing is run",
-    )
-    export.add_argument(
-        "--export-nats",
-        type=int,
-        choices=(16, 24),
-        help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
+    export_nats = Flag[Literal[16, 24] | None, Literal[16, 24] | None](
+        "how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
         "ik_llama.cpp's)",
+        read=whole,
+        choices=(16, 24),
     )
 
 
-def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":
-    return request_of(args, command, keep=args.head)
+class Reference(Named, Kept, _Export, Measurement):
+    called = "reference"
+    usage = "scoremode reference BASE -o DIR [flags]"
+    summary = "keep a base model's predictions, for scoremode kld"
+    about = (
+        "Scores a base model and keeps its final hidden states and its head, from which scoremode kld "
+        "makes the base's logits again, exactly: a twentieth of what 16-bit logits take."
+    )
+    output: PathName = Output.output.but(
+        help="the reference's own folder, which must not exist yet", default=None
+    )
 
+    def request(self, session: Session) -> "Request":
+        return request_of(self, session, keep=self.head)
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    if args.export_nats is not None and args.export_llama_cpp is None:
-        raise UsageError(f"--export-nats {args.export_nats}: needs --export-llama-cpp FILE")
-    from scoremode.reference.stored import StoredReference, is_run
+    def run(self, session: Session) -> int:
+        if self.export_nats is not None and self.export_llama_cpp is None:
+            raise UsageError(f"--export-nats {self.export_nats}: needs --export-llama-cpp FILE")
+        from scoremode.reference.stored import StoredReference, is_run
 
-    model = model_of(args)
-    folder = Path(model)
-    if is_run(folder):
-        _check_only_exports(args, folder)
-        kept = StoredReference(folder)
-        _export(kept, args)
-        if args.form == "json":
-            print_json(kept.record)
+        file, folder = self.export_llama_cpp, Path(model_of(self))
+        if is_run(folder):
+            file = self._only_exported(folder, session)
+            kept = StoredReference(folder)
+            self._export(kept, file, session)
+            if self.form == "json":
+                print_json(kept.record)
+            return 0
+        request = self.request(session)
+        if file is not None:
+            from scoremode.llama_cpp.export import check_exportable
+
+            check_exportable(request.protocol)
+            if not file.parent.is_dir():
+                raise UsageError(f"--export-llama-cpp {file}: is in no folder")
+        result = measured(request, session)
+        if file is not None:
+            self._export(StoredReference(result.folder), file, session)
+        print_run(self, session, result.record, result.folder)
         return 0
-    request = _request_of(args, command)
-    if args.export_llama_cpp is not None:
-        from scoremode.llama_cpp.export import check_exportable
 
-        check_exportable(request.protocol)
-        if not args.export_llama_cpp.parent.is_dir():
-            raise UsageError(f"--export-llama-cpp {args.export_llama_cpp}: is in no folder")
-    result = measured(request, args)
-    if args.export_llama_cpp is not None:
-        _export(StoredReference(result.folder), args)
-    print_run(args, result.record, result.folder)
-    return 0
-
-
-def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
-    """Raises UsageError for a finished reference with anything that is of a run."""
-    if args.ranks is not None:
-        raise UsageError(f"{folder}: is a run already, and its export runs in one process")
-    if args.export_llama_cpp is None:
-        raise UsageError(f"{folder}: is a run already: --export-llama-cpp FILE exports a reference")
-    for name, value in vars(args).items():
-        if name not in _EXPORTING and value != args.default_of(name):
+    def _only_exported(self, folder: Path, session: Session) -> Path:
+        """The file of an export without a run. Raises UsageError for a finished reference with anything
+        that is of a run."""
+        if session.ranks is not None:
+            raise UsageError(f"{folder}: is a run already, and its export runs in one process")
+        if self.export_llama_cpp is None:
             raise UsageError(
-                f"{flag_of(name)} {value}: {folder} is a run already, and its export takes "
-                "no flag of another"
+                f"{folder}: is a run already: --export-llama-cpp FILE exports a reference"
             )
+        for name, flag in self.flags.items():
+            if name not in _EXPORTING and (value := getattr(self, name)) != flag.default:
+                raise UsageError(
+                    f"{flag.spelled} {value}: {folder} is a run already, and its export takes no flag "
+                    "of another"
+                )
+        return self.export_llama_cpp
 
+    def _export(self, kept: "StoredReference", file: Path, session: Session) -> None:
+        from scoremode.engines.torch.device import choose_device
+        from scoremode.llama_cpp.export import export_llama_cpp
 
-def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
-    from scoremode.engines.torch.device import choose_device
-    from scoremode.llama_cpp.export import export_llama_cpp
-
-    file = args.export_llama_cpp
-    args.screen.words["score"] = f"writing {file}"
-    args.clock.begin("score")
-    export_llama_cpp(
-        kept,
-        file,
-        nats=args.export_nats or 16,
-        device=choose_device(args.device, None, None).torch,
-        progress=args.screen.progress,
-    )
-    args.screen.clear()
-    args.screen.line(
-        f"{file}: {file.stat().st_size / 1e9:.3g} GB for llama-perplexity --kl-divergence"
-    )
+        screen = session.screen
+        screen.words["score"] = f"writing {file}"
+        session.clock.begin("score")
+        export_llama_cpp(
+            kept,
+            file,
+            nats=self.export_nats or 16,
+            device=choose_device(self.device, None, None).torch,
+            progress=screen.progress,
+        )
+        screen.clear()
+        size = file.stat().st_size / 1e9
+        screen.line(f"{file}: {size:.3g} GB for llama-perplexity --kl-divergence")

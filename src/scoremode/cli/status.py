@@ -1,87 +1,87 @@
 """`scoremode status`: what runs and sweeps are doing, without disturbing them."""
 
-import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from scoremode.cli.flags.forms import add_form, print_result, rendered
+from scoremode.cli.command import Command, print_result, rendered
+from scoremode.cli.screen import Session
+from scoremode.spec.flag import Flag
+from scoremode.spec.run import Form, Runs
+from scoremode.spec.values import finite
 
-__all__ = ["add_parser"]
+__all__ = ["Status"]
 
 # Seconds between two looks, and the shortest that may be asked for.
 _EVERY, _SHORTEST = 2.0, 0.1
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "status",
-        help="how far runs are, and what they say so far",
-        description="Prints of each run whether it is running, killed, done or invalid, how many "
-        "windows are done, its rate, the time left, and its numbers so far with their intervals; of a "
-        "sweep also which models wait, and which failed. Reads only: what goes on is not disturbed.",
+class Status(Runs, Command):
+    called = "status"
+    summary = "how far runs are, and what they say so far"
+    about = (
+        "Prints of each run whether it is running, killed, done or invalid, how many windows are done, "
+        "its rate, the time left, and its numbers so far with their intervals; of a sweep also which "
+        "models wait, and which failed. Reads only: what goes on is not disturbed."
     )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs"
-    )
-    parser.add_argument(
-        "--watch",
+    watch: Flag[float | None, float | None] = Flag(
+        f"look again so often (default: {_EVERY:g}) until nothing runs any more",
+        "SECONDS",
+        read=finite,
         nargs="?",
-        type=float,
         const=_EVERY,
-        metavar="SECONDS",
-        help=f"look again so often (default: {_EVERY:g}) until nothing runs any more",
     )
-    add_form(parser, "all that is known of each run")
-    parser.set_defaults(run=run)
+    form = Form("all that is known of each run")
 
+    def run(self, session: Session) -> int:
+        from scoremode.errors import UsageError
+        from scoremode.report.runs import status_document
+        from scoremode.results.folders.status import StatusReader, found_runs
+        from scoremode.runs.sweep.manifest import unfinished
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.errors import UsageError
-    from scoremode.report.runs import status_document
-    from scoremode.results.folders.status import StatusReader, found_runs
-    from scoremode.runs.sweep.manifest import unfinished
+        if self.watch is not None and self.watch < _SHORTEST:
+            raise UsageError(f"--watch {self.watch:g}: must be at least {_SHORTEST:g} seconds")
+        reader = StatusReader()
 
-    if args.watch is not None and args.watch < _SHORTEST:
-        raise UsageError(f"--watch {args.watch:g}: must be at least {_SHORTEST:g} seconds")
-    reader = StatusReader()
+        def look() -> list[dict[str, Any]]:
+            wanted = {path: unfinished(path) for path in self.runs}
+            found = (
+                run
+                for path in self.runs
+                for run in found_runs(path, is_sweep=wanted[path] is not None)
+            )
+            states = [reader.status(folder) for folder in dict.fromkeys(found)]
+            # A model whose run is invalid has failed in its sweep, for the same reason.
+            known = [state["problem"] for state in states if state["state"] == "invalid"]
+            waiting = [state for each in wanted.values() for state in each or ()]
+            return states + [
+                state
+                for state in waiting
+                if not (
+                    state["state"] == "failed" and any(why in state["problem"] for why in known)
+                )
+            ]
 
-    def look() -> list[dict[str, Any]]:
-        wanted = {path: unfinished(path) for path in args.runs}
-        found = (
-            run for path in args.runs for run in found_runs(path, is_sweep=wanted[path] is not None)
-        )
-        states = [reader.status(folder) for folder in dict.fromkeys(found)]
-        # A model whose run is invalid has failed in its sweep, for the same reason.
-        known = [state["problem"] for state in states if state["state"] == "invalid"]
-        waiting = [state for each in wanted.values() for state in each or ()]
-        return states + [
-            state
-            for state in waiting
-            if not (state["state"] == "failed" and any(why in state["problem"] for why in known))
-        ]
-
-    states = look()
-    if args.watch is None or not _runs(states):
-        print_result(args, states, status_document)
-        return 0
-    args.screen.clear()
-    screen, shown = _Redrawn(), ""
-    while True:
-        if args.form == "json":
-            from scoremode.lib.json import json_text
-
-            text = json_text(states, ascii_only=True)
-        else:
-            text = rendered(status_document(states), args.form)
-        if text != shown:
-            screen.put(text)
-            shown = text
-        if not _runs(states):
-            return 0
-        time.sleep(args.watch)
         states = look()
+        if self.watch is None or not _runs(states):
+            print_result(session, states, status_document, self.form)
+            return 0
+        session.screen.clear()
+        screen, shown = _Redrawn(), ""
+        while True:
+            if self.form == "json":
+                from scoremode.lib.json import json_text
+
+                text = json_text(states, ascii_only=True)
+            else:
+                text = rendered(status_document(states), self.form)
+            if text != shown:
+                screen.put(text)
+                shown = text
+            if not _runs(states):
+                return 0
+            time.sleep(self.watch)
+            states = look()
 
 
 def _runs(states: list[dict[str, Any]]) -> bool:

@@ -1,84 +1,450 @@
-"""`scoremode sweep`: many models, texts and protocols against one base, as a file describes them."""
+"""`scoremode sweep`: many models, texts and protocols against one base, as a file describes them.
 
-import argparse
+Nothing is defined twice: each key of a file is a flag of `scoremode kld`, and its value is read as that
+is; a file is one such command for each text under each protocol.
+
+A file may come from a stranger, and running it is no consent to all that it asks for: what runs code
+comes from the command line alone, and nothing is written outside the file's own folder.
+"""
+
+import datetime
+import glob
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.forms import add_form
-from scoremode.cli.flags.several import print_foreseen, print_outcome, sweep_of, swept
-from scoremode.cli.flags.sweep_file import read_sweep_file
+from scoremode.cli.command import Command, model_of, print_result, rendered
+from scoremode.cli.screen import Session
+from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of, words_of
+from scoremode.lib.files import read_regular
+from scoremode.lib.json import json_text
+from scoremode.spec.engine import Engine
+from scoremode.spec.flag import Flag, Group, PathName, Switch
+from scoremode.spec.run import Form, Quiet
+from scoremode.spec.values import object_of
 
 if TYPE_CHECKING:
+    from scoremode.cli.kld import Kld
+    from scoremode.results.gates import Gates
     from scoremode.runs.request import Request
+    from scoremode.runs.sweep.manifest import Ended, Outcome, SweepRequest
 
-__all__ = ["add_parser", "requests_of"]
+__all__ = [
+    "Sweep",
+    "definitions",
+    "is_pattern",
+    "print_foreseen",
+    "print_outcome",
+    "read_sweep_file",
+    "requests_of",
+    "sweep_of",
+    "swept",
+]
+
+# What a word must hold to be a pattern of models.
+_MANY = "*?["
+_KEYS = ("base", "models", "output", "texts", "protocols", "flags")
+# tomllib keeps or copies every beginning of a dotted key: one of 20,000 parts takes 1.5 GB, or minutes
+# in braces.
+_MOST_PARTS = 32
+_MOST_BYTES = 1 << 17
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(rf"(?:^|[{{,])[ \t\[]*(?:{_PART}){{{_MOST_PARTS}}}", re.MULTILINE)
+_CONSENT = Group(
+    "consent", "what FILE can't say, since it may come from somebody else; it holds for all models"
+)
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "sweep",
-        help="many models, texts and protocols against one base, from a file",
-        description="Measures every model of a TOML file under each of its texts and protocols "
-        "(docs/sweep.md): the base once, each model's weights loaded once, and all ranked. The same "
-        "command goes on where a killed one was, and runs what is new. Exit code 1: a run failed, all "
-        "others are there; 4: a gate was not met.",
+class Sweep(Command):
+    called = "sweep"
+    summary = "many models, texts and protocols against one base, from a file"
+    about = (
+        "Measures every model of a TOML file under each of its texts and protocols (docs/sweep.md): "
+        "the base once, each model's weights loaded once, and all ranked. The same command goes on "
+        "where a killed one was, and runs what is new. Exit code 1: a run failed, all others are "
+        "there; 4: a gate was not met."
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the sweep, as TOML")
-    parser.add_argument(
-        "-o", "--output-path", type=Path, metavar="DIR",
-        help="where all goes (default: what FILE says, inside its own folder)",
-    )  # fmt: skip
-    consent = parser.add_argument_group(
-        "consent",
-        "what FILE can't say, since it may come from somebody else; it holds for all models",
+    file: Flag[str | Path, Path] = Flag("the sweep, as TOML", "FILE", read=Path, positional=True)
+    output: PathName = Flag(
+        "where all goes (default: what FILE says, inside its own folder)",
+        "DIR",
+        read=Path,
+        spelled="--output-path",
+        also=("-o",),
     )
-    consent.add_argument(
-        "--trust-remote-code", action="store_true", help="run the code that the models bring along"
+    trust_remote_code: Switch = Engine.trust_remote_code.but(
+        help="run the code that the models bring along", group=_CONSENT
     )
-    consent.add_argument(
-        "--engine-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="a keyword of vllm.LLM, as of scoremode kld; some of them import code",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would run, what is done, from where, how many bytes and how long; run nothing",
+    engine_arg: Flag[Sequence[str] | None, list[str]] = Engine.engine_arg.but(
+        help="a keyword of vllm.LLM, as of scoremode kld; some of them import code", group=_CONSENT
     )
-    add_form(parser, "the manifest and the rankings")
-    parser.add_argument("--quiet", action="store_true", help="print neither progress nor a table")
-    parser.set_defaults(run=run)
+    dry_run = Switch(
+        "say what would run, what is done, from where, how many bytes and how long; run nothing",
+        switch=True,
+    )
+    form = Form("the manifest and the rankings")
+    quiet: Switch = Quiet.quiet.but(group=None)
+
+    def run(self, session: Session) -> int:
+        from scoremode.cli.kld import Kld
+
+        consent = {"trust_remote_code": self.trust_remote_code, "engine_arg": self.engine_arg}
+        specs = [Kld.of(**given) for given in read_sweep_file(self.file, consent, self.output)]
+        pairs = requests_of(specs, session)
+        request = sweep_of(specs[0], pairs, session)
+        if self.dry_run:
+            return print_foreseen(request, session, self.form, quiet=self.quiet)
+        outcome = swept(request, session, quiet=self.quiet)
+        return print_outcome(outcome, pairs[0].gates, session, self.form, quiet=self.quiet)
 
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.cli.main import command_parser
-
-    consent = [f"--engine-arg={each}" for each in args.engine_arg]
-    consent += ["--trust-remote-code"] * args.trust_remote_code
-    lines = read_sweep_file(args.file, command_parser("kld"), consent, args.output_path)
-    parsed, pairs = requests_of(lines, args, command)
-    first = parsed[0]
-    request = sweep_of(first, pairs, command)
-    if args.dry_run:
-        return print_foreseen(args, request)
-    return print_outcome(args, swept(args, request), pairs[0].gates)
-
-
-def requests_of(
-    lines: list[list[str]], args: argparse.Namespace, command: tuple[str, ...] | None
-) -> "tuple[list[argparse.Namespace], list[Request]]":
-    """The flags of each command line, and the request that they make; `args` have screen and clock.
-
-    `command`: for the records; None for the line itself.
-    """
-    from scoremode.cli.main import parsed_command
-
-    parsed: list[Any] = []
-    for line in lines:
-        flags = parsed_command(line)
-        flags.screen, flags.clock, flags.ranks = args.screen, args.clock, None
-        parsed.append(flags)
-    requests = [
-        flags.request_of(flags, command or ("scoremode", *line))
-        for line, flags in zip(lines, parsed, strict=True)
+def requests_of(specs: "Sequence[Kld]", session: Session) -> "list[Request]":
+    """The request of each spec; where the session has no command line, its own is in the records."""
+    return [
+        spec.request(replace(session, command=session.command or ("scoremode", *spec.words())))
+        for spec in specs
     ]
-    return parsed, requests
+
+
+def read_sweep_file(
+    file: Path, consent: Mapping[str, Any] | None = None, output: Path | None = None
+) -> list[dict[str, Any]]:
+    """What `Kld` is given by a TOML file, whose paths are relative to it, for each text and protocol.
+
+    - `consent`: flags that only a command line may give, for all of them.
+    - `output`: the folder that all goes to, instead of the file's own choice.
+
+    Raises UsageError, naming what is wrong.
+    """
+    spec = _spec(file)
+    try:
+        place = _output(spec.pop("output", file.stem), file) if output is None else str(output)
+        return definitions({**spec, "output": place}, file.parent, consent)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+    # Nested too deep to be told, or a number of too many digits.
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{file}: {words_of(error, named=False)}") from None
+
+
+def _spec(file: Path) -> dict[str, Any]:
+    """A TOML file's content. Raises UsageError."""
+    try:
+        text = read_regular(file, _MOST_BYTES).decode()
+        if found := _LONG_KEY.search(text):
+            line = text.count("\n", 0, found.start()) + 1
+            raise UsageError(f"{file}, line {line}: its key has more than {_MOST_PARTS} parts")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"{file}: not readable: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: is not TOML: {words_of(error, named=False)}") from None
+
+
+def _output(name: Any, file: Path) -> str:
+    """The folder that a file itself names. Raises UsageError for one outside the file's folder."""
+    if not isinstance(name, str) or "\0" in name:
+        raise UsageError(f"its output is {name!r}, no folder's name")
+    place = file.parent / name
+    is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
+    # A link that came with the file may lead anywhere; Path.resolve raises for one in a circle.
+    target, folder = (Path(os.path.realpath(path)) for path in (place, file.parent))
+    if not is_plain or not target.is_relative_to(folder):
+        raise UsageError(
+            f"its output {name!r} is not inside the file's own folder: give -o {name} on the command "
+            "line to write there"
+        )
+    return str(place)
+
+
+def definitions(
+    spec: Mapping[str, Any],
+    folder: Path | None = None,
+    consent: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """What `Kld` is given for each text under each protocol, or for each of several kept references.
+
+    - `spec`: `base`, `models`, `output`, `texts`, `protocols`, `flags`; a text or protocol is a mapping
+      of flags, or a file's or a protocol's name.
+    - `folder`: that of the file which `spec` was read from: its paths but `output` are relative to it,
+      and it can't give the flags in `consent`. None for what a caller's own program says.
+
+    Raises UsageError.
+    """
+    from scoremode.cli.kld import Kld
+
+    if unknown := [key for key in spec if key not in _KEYS]:
+        raise UsageError(f"has {unknown[0]}, which is none of {', '.join(_KEYS)}")
+    bases, models = _names(spec, "base", folder), _names(spec, "models", folder)
+    allowed = {name: flag for name, flag in Kld.flags.items() if flag.in_sweep}
+    of = {
+        part: {n: f for n, f in allowed.items() if f.part == part} for part in ("text", "protocol")
+    }
+    texts = [_section("texts", _table(t, "file"), of["text"], folder) for t in _list(spec, "texts")]
+    protocols = [
+        _section("protocols", _table(p, "protocol"), of["protocol"], folder)
+        for p in _list(spec, "protocols")
+    ]
+    flags = spec.get("flags", {})
+    if not isinstance(flags, Mapping):
+        raise UsageError("its flags are no table")
+    # A seed may be that of the windows that are drawn, whatever the text.
+    taken = (of["text"].keys() - {"seed"} if texts else set()) | (
+        of["protocol"].keys() if protocols else set()
+    )
+    common = _section("flags", flags, {n: f for n, f in allowed.items() if n not in taken}, folder)
+    if len(bases) > 1 and texts:
+        raise UsageError("has several bases, each kept with its text, and texts as well")
+    for base in bases if len(bases) > 1 else ():
+        if not (Path(base) / "record.json").is_file():
+            raise UsageError(f"has several bases, of which {base} is no kept reference")
+    named = {"model": models[0], "further_models": models[1:]}
+    place = str(spec.get("output", "runs"))
+    return [
+        {
+            **named,
+            "reference": base,
+            "output": place,
+            **common,
+            **(consent or {}),
+            **text,
+            **protocol,
+        }
+        for base in bases
+        for text in texts or [{}]
+        for protocol in protocols or [{}]
+    ]
+
+
+def _names(spec: Mapping[str, Any], key: str, folder: Path | None) -> list[str]:
+    """Models, as they are found from `folder`; what isn't there is the hub's."""
+    value = spec.get(key)
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        raise UsageError(f"has no {key}: a model's name, or a list of names")
+    for name in names:
+        if not name or name.startswith("-") or "\0" in name:
+            raise UsageError(f"its {key} has {name!r}, which is no model's name")
+    return [_found(name, folder) for name in names]
+
+
+def _found(name: str, folder: Path | None) -> str:
+    if folder is None:
+        return name
+    place = _no_flag(str(folder / name))
+    if os.path.exists(place):  # noqa: PTH110
+        return place
+    if any(c in name for c in "*?[") and ":" not in name:
+        # The folder's own name is no pattern.
+        return _no_flag(str(Path(glob.escape(str(folder))) / name))
+    return place if name.startswith(("./", "../", "~")) else name
+
+
+def _no_flag(path: str) -> str:
+    """A path that no parser takes for a flag: `./--trust-remote-code` loses its beginning as a Path."""
+    return f"./{path}" if path.startswith("-") else path
+
+
+def _list(spec: Mapping[str, Any], key: str) -> list[Any]:
+    value = spec.get(key, [])
+    if isinstance(value, str | Mapping):
+        return [value]
+    if not isinstance(value, Sequence):
+        raise UsageError(f"its {key} are no list")
+    return list(value)
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    return {name: str(value) if isinstance(value, Path) else value}
+
+
+def _section(
+    section: str,
+    values: Mapping[str, Any],
+    allowed: Mapping[str, Flag[Any, Any]],
+    folder: Path | None,
+) -> dict[str, Any]:
+    """A table's flags and their values. Raises UsageError for a key that is none, or not here."""
+    from scoremode.cli.kld import Kld
+
+    result = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        flag = Kld.flags.get(name)
+        if folder is not None and flag is not None and flag.consent:
+            raise UsageError(
+                f"its {section} have {key}, and consent to run code comes from the command line "
+                f"alone: scoremode sweep FILE {flag.spelled}"
+                + f" {flag.metavar}"
+                * (not flag.switch)
+            )
+        if flag is None or name not in allowed:
+            raise UsageError(f"its {section} have {key}, which is no flag of a sweep's {section}")
+        if flag.path and folder is not None:
+            value = _relative(flag, value, folder)
+        _check(section, flag, value)
+        result[name] = value
+    return result
+
+
+def _relative(flag: Flag[Any, Any], value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_relative(flag, each, folder) for each in value]
+    if not isinstance(value, str) or value == "-":
+        return value
+    return _found(value, folder) if flag.path == "file or hub" else str(folder / value)
+
+
+def _check(section: str, flag: Flag[Any, Any], value: Any) -> None:
+    """Raises UsageError for a value of a type that no flag takes."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check(section, flag, each)
+    elif not (
+        value is None
+        or (isinstance(value, str | int | float | Path | datetime.date) and "\0" not in str(value))
+        or (isinstance(value, Mapping) and flag.read is object_of)
+    ):
+        raise UsageError(f"its {section} have {flag.spelled[2:]} = {value!r}, which no flag takes")
+
+
+def is_pattern(model: str) -> bool:
+    """Tells whether a name stands for several models."""
+    if not any(c in model for c in _MANY):
+        return False
+    return not os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+
+
+def sweep_of(spec: "Kld", pairs: "Sequence[Request]", session: Session) -> "SweepRequest":
+    """The sweep of the models that the flags name. Raises UsageError."""
+    from scoremode.runs.sweep.manifest import SweepRequest
+
+    if spec.llama_cpp_block:
+        raise UsageError(
+            "--llama-cpp-block: is for one MODEL; scoremode show prints it of each run"
+        )
+    if spec.shard is not None:
+        raise UsageError(
+            f"--shard {spec.shard}: is of one model's run: give one MODEL, or each machine models of "
+            "its own"
+        )
+    if session.ranks is not None:
+        raise UsageError("--devices: several models take turns in one process: give one MODEL")
+    models = (model_of(spec), *spec.further_models)
+    return SweepRequest(models, tuple(pairs), pairs[0].output, session.command)
+
+
+def swept(request: "SweepRequest", session: Session, *, quiet: bool) -> "Outcome":
+    """`run_sweep`, with progress and a line for every run that ends on stderr."""
+    from scoremode.runs.sweep.sweep import run_sweep
+
+    outcome = run_sweep(
+        request,
+        tell=partial(_tell, session, quiet),
+        progress=session.screen.progress,
+        notify=session.screen.line,
+        stage=session.screen.stage,
+    )
+    session.screen.clear()
+    return outcome
+
+
+def _tell(session: Session, quiet: bool, ended: "Ended") -> None:
+    entry = ended.entry
+    name = entry["model"] + f" ({ended.under})" * bool(ended.under)
+    if entry["status"] == "left out":
+        line = f"{name}: left out: is a finished run of another text or protocol"
+    elif ended.result is None:
+        assert entry["error"] is not None
+        # An error of a folder begins with the folder's name, which is said already.
+        line = f"{name}: error: {entry['error'].removeprefix(entry['model'] + ': ')}"
+        if quiet:
+            print(f"scoremode: {escaped(line)}", file=sys.stderr)
+    else:
+        line = f"{name}: {_numbers(ended.result.record)}"
+    session.screen.line(f"{line} ({ended.number} of {ended.count})")
+
+
+def _numbers(record: dict[str, Any]) -> str:
+    kld, ratio = record["metrics"]["kld"], record["metrics"]["ppl_ratio"]
+    spread = f" ± {(kld['ci95'][1] - kld['ci95'][0]) / 2:.2g}" if kld["ci95"] else ""
+    return f"KLD {kld['value']:.4g}{spread} nats, PPL × {ratio['value']:.5f}"
+
+
+def print_outcome(
+    outcome: "Outcome", gates: "Gates | None", session: Session, form: str, *, quiet: bool
+) -> int:
+    """Prints the ranking of each text and protocol, in the form that was asked for; returns the exit
+    code: 1 where an entry failed, 4 where one missed a gate."""
+    from scoremode.results.comparison.ranking import ranking
+
+    found: list[dict[str, Any] | None] = []
+    failed = outcome.failed
+    for pair in range(len(outcome.manifest["pairs"])):
+        # A run may have been given beside its model.
+        folders = {
+            result.folder.resolve(): result.folder
+            for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True)
+            if entry["pair"] == pair and result is not None
+        }
+        try:
+            found.append(ranking([*folders.values()]) if folders else None)
+        except ScoremodeError as error:
+            failed += 1
+            found.append(None)
+            print(f"scoremode: {line_of(error)}", file=sys.stderr)
+    session.screen.clear()
+    if form == "json":
+        value = {"sweep": outcome.manifest, "comparisons": found}
+        # ASCII: a model's name may hold what does something to a terminal.
+        sys.stdout.write(json_text(value, ascii_only=True).rstrip("\n") + "\n")
+    elif not quiet:
+        _print_tables([value for value in found if value], form)
+    missed = _missed(outcome, gates)
+    if failed:
+        words = f"{failed} of {len(outcome.results)} runs failed, as said above"
+        print(f"scoremode: error: {words}; {outcome.folder} has the others", file=sys.stderr)
+        return ScoremodeError.exit_code
+    return GateNotMet.exit_code if missed else 0
+
+
+def _print_tables(found: "Sequence[dict[str, Any]]", form: str) -> None:
+    """Prints the rankings one below the other; as CSV in one table."""
+    from scoremode.report.compare import compare_document, rankings_table
+    from scoremode.report.rendering import table_csv
+
+    if form == "csv" and len(found) > 1:
+        sys.stdout.write(table_csv(rankings_table(found)))
+    else:
+        sys.stdout.write("\n".join(rendered(compare_document(value), form) for value in found))
+
+
+def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
+    missed, pairs = False, outcome.manifest["pairs"]
+    for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True):
+        own = pairs[entry["pair"]]
+        under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
+        for gate in gates.judge(result.record) if gates and result else ():
+            if not gate.met:
+                missed = True
+                print(f"scoremode: {escaped(entry['model'] + under)}: {gate}", file=sys.stderr)
+    return missed
+
+
+def print_foreseen(request: "SweepRequest", session: Session, form: str, *, quiet: bool) -> int:
+    """Prints what a sweep would do."""
+    from scoremode.report.runs import foreseen_document
+    from scoremode.runs.sweep.dry_run import foresee
+
+    session.screen.stage("looking at what is there")
+    value = foresee(request)
+    print_result(session, value, foreseen_document, form, quiet=quiet)
+    return 0

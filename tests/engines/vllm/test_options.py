@@ -1,20 +1,17 @@
 """The command line's flags for vLLM. Needs no vLLM: what is wrong is found before it is imported."""
 
-import argparse
-
 import pytest
+from support import specs
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.cli.flags.engines import vllm_options
+from scoremode.cli.engines import vllm_options
 from scoremode.cli.main import main
-from scoremode.cli.ppl import add_parser
+from scoremode.cli.ppl import Ppl
 from scoremode.errors import UsageError
 
 
 def options(*flags: str):
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    return vllm_options(parser.parse_args(["ppl", "model", "--engine", "vllm", *flags]))
+    return vllm_options(specs.given(Ppl, "model", "--engine", "vllm", *flags))
 
 
 def test_without_flags_vllm_and_scoring_choose():

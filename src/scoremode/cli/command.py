@@ -1,0 +1,281 @@
+"""The parts that commands share: what a command is, how it prints, and how one that scores runs.
+
+A command is a class: its flags are those that it has and inherits, `run` is what it does.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.cli.engines import engine_options
+from scoremode.cli.screen import Session
+from scoremode.cli.text import calibration_of, has_kept_text, text_and_protocol
+from scoremode.errors import GateNotMet, UsageError
+from scoremode.lib.json import print_json
+from scoremode.spec.engine import Devices, Engine
+from scoremode.spec.flag import Flags
+from scoremode.spec.run import Gates, Model, Output, Sharding, Table, TokenText
+from scoremode.spec.text import Calibration, Protocol, Stopping
+
+if TYPE_CHECKING:
+    from scoremode.checkpoint.model_files import ModelFiles
+    from scoremode.report.document import Document
+    from scoremode.results import gates
+    from scoremode.runs.request import Request, Result, Swap
+
+__all__ = [
+    "Command",
+    "Measurement",
+    "base_revision",
+    "exit_code_of",
+    "gates_of",
+    "measured",
+    "model_of",
+    "named_model",
+    "print_result",
+    "print_run",
+    "reads_model",
+    "rendered",
+    "request_of",
+    "swaps_in",
+]
+
+
+class Command(Flags):
+    """A command, `called` so; a subclass has its flags.
+
+    - `usage`: of its help, None for argparse's; `summary`: its line among all commands; `about`: what
+      its help begins with.
+    - `is_shared`: several processes may run it together, each with a device.
+    """
+
+    usage: ClassVar[str | None] = None
+    summary: ClassVar[str]
+    about: ClassVar[str]
+    is_shared: ClassVar[bool] = False
+
+    def run(self, session: Session) -> int:
+        """Does what is asked; returns the exit code. Raises ScoremodeError."""
+        raise NotImplementedError
+
+
+class Measurement(
+    Command,
+    Model,
+    Protocol,
+    Calibration,
+    Output,
+    Table,
+    Devices,
+    TokenText,
+    Stopping,
+    Sharding,
+    Engine,
+):
+    """A command that scores a model's predictions of a text, and leaves a run."""
+
+    is_shared = True
+
+
+def model_of(spec: Model) -> str:
+    """MODEL or --model. Raises UsageError for two different ones, and for none."""
+    model = named_model(spec)
+    if model is None:
+        raise UsageError("no model: give a folder, a .gguf file or a hub id")
+    return model
+
+
+def named_model(spec: Model) -> str | None:
+    """MODEL or --model, where one is named. Raises UsageError for two different ones."""
+    if spec.model and spec.model_flag and spec.model != spec.model_flag:
+        raise UsageError(f"two models: {spec.model} and --model {spec.model_flag}")
+    return spec.model or spec.model_flag
+
+
+def base_revision(base: str | None, revision: str | None) -> str | None:
+    """--reference-revision. Raises UsageError where there is no base, or it is none of the hub's."""
+    if revision is not None and (base is None or os.path.exists(base)):  # noqa: PTH110
+        what = "there is no --reference" if base is None else f"{base} is here, not on the hub"
+        raise UsageError(f"--reference-revision {revision}: changes nothing, since {what}")
+    return revision
+
+
+def reads_model(session: Session, model: str) -> None:
+    """Has the screen name the model while its files are read, or fetched, and before it the libraries
+    of versions that scoremode was not tested with."""
+    from scoremode.startup.warmup import untested
+
+    for line in untested():
+        session.screen.line(line, once=True)
+    # Whatever is wrong with the name is said by who opens it. A pattern names no file: on the hub it
+    # has the repository before a colon, `org/repo:*.gguf`.
+    is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    if any(c in model for c in "*?["):
+        is_here = is_here or ":" not in model
+    session.screen.reads("open", model, from_hub=not is_here)
+
+
+def swaps_in(
+    swap: Sequence[str] | None,
+    keep_dense: Sequence[str] | None = None,
+    base: str | None = None,
+    revision: str | None = None,
+) -> "tuple[Swap, ...]":
+    """The swaps that the flags ask for. Raises UsageError."""
+    if not (keep_dense or swap):
+        return ()
+    from scoremode.runs.models import swaps_of
+
+    return swaps_of(keep_dense or [], swap or [], base, revision)
+
+
+def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
+    """The run that the flags ask for; `more` are fields of `Request`. Raises ScoremodeError."""
+    model = model_of(spec)
+    if spec.output is None:
+        raise UsageError("no folder to write to: give -o DIR")
+    from scoremode.results.folders.paths import check_folder
+
+    check_folder(spec.output)
+    options = engine_options(spec, spec.engine)
+    if session.ranks is not None:
+        options = replace(options, device=session.ranks.take_device(spec.device))
+    from scoremode.runs.request import Request
+    from scoremode.startup.warmup import libraries
+    from scoremode.text.shard import Shard
+
+    reads_model(session, model)
+    from_hub = spec.text is spec.file is spec.dataset_file is None and not has_kept_text(spec)
+    if spec.engine == "torch" and from_hub:
+        # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
+        libraries.modules("torch")
+    found = _found_on_hub(model, spec.revision) if from_hub else model
+    if (base := more.get("reference")) is not None:
+        named = base, more["reference_revision"]
+        more["reference"] = found if named == (model, spec.revision) else _found_on_hub(*named)
+    if spec.gpu_memory_utilization is not None and (spec.device or "cuda")[:3] == "cpu":
+        session.screen.line("--gpu-memory-utilization changes nothing on a CPU")
+    corpus, protocol = text_and_protocol(spec, session)
+    calibration = calibration_of(spec, session)
+    return Request(
+        model=found,
+        corpus=corpus,
+        protocol=protocol,
+        options=options,
+        output=spec.output,
+        revision=spec.revision,
+        tokenizer=spec.tokenizer,
+        quantization=spec.quantization if spec.engine == "torch" else None,
+        resume=spec.resume,
+        token_text=spec.token_text,
+        shard=None if spec.shard is None else Shard.parsed(spec.shard),
+        calibration=calibration,
+        command=session.command,
+        ranks=session.ranks,
+        **more,
+    )
+
+
+def _found_on_hub(model: str, revision: str | None) -> "str | ModelFiles":
+    """The files of a model or a base of the hub, found before a data set is asked for there: a
+    misspelled name is the model's error, and without a network not the data set's, and a reference
+    whose folder is misspelled brings its own text. Others as they are named. Raises CheckpointError."""
+    from scoremode.checkpoint.gguf.names import named_gguf
+    from scoremode.checkpoint.model_files import resolve_model
+
+    is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    # A pattern names several, and of a GGUF file nothing but all of it is fetched.
+    if is_here or any(c in model for c in "*?[") or named_gguf(model):
+        return model
+    return resolve_model(model, revision)
+
+
+def measured(request: "Request", session: Session) -> "Result":
+    """`measure`, with progress and notices on stderr; on all ranks but the first the command's end."""
+    from scoremode.runs.measure import follow, measure
+
+    ranks, screen = request.ranks, session.screen
+    if ranks is not None and not ranks.is_first:
+        follow(request)
+        ranks.depart()
+        sys.exit(0)
+    result = measure(
+        request,
+        progress=screen.progress,
+        notify=screen.line,
+        clock=session.clock,
+        watch=screen.estimate if screen.is_terminal else None,
+    )
+    screen.clear()
+    if ranks is not None:
+        ranks.end()
+    return result
+
+
+def gates_of(spec: Gates) -> "gates.Gates":
+    """The gates that the flags set. Raises UsageError."""
+    from scoremode.results.gates import Gates as Limits
+
+    names = [name for name in Gates.flags if name != "gate_on"]
+    given = {n: limit for n in names if (limit := getattr(spec, n)) is not None}
+    limits = {name: value for name, (value, _) in given.items()}
+    typed = {name: text for name, (_, text) in given.items()}
+    return Limits(**limits, on=spec.gate_on, typed=typed)
+
+
+def exit_code_of(judged: "Sequence[gates.Gate]") -> int:
+    """Says on stderr which gates are not met, and with which code the command ends."""
+    failed = [gate for gate in judged if not gate.met]
+    for gate in failed:
+        print(f"scoremode: {gate}", file=sys.stderr)
+    return GateNotMet.exit_code if failed else 0
+
+
+def rendered(document: "Document", form: str) -> str:
+    """A document as a table, Markdown or CSV, with one newline at its end."""
+    if form == "csv":
+        from scoremode.report.rendering import table_csv
+
+        return table_csv(document.data)
+    if form == "markdown":
+        from scoremode.report.rendering import document_markdown
+
+        return document_markdown(document) + "\n"
+    from scoremode.report.rendering import document_text
+
+    return document_text(document) + "\n"
+
+
+def print_result(
+    session: Session,
+    value: Any,
+    document: "Callable[[Any], Document]",
+    form: str,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Prints a command's result in place of the screen, in a form; `quiet`: but for JSON nothing."""
+    session.screen.clear()
+    if form == "json":
+        print_json(value)
+    elif not quiet:
+        print(rendered(document(value), form), end="")
+
+
+def print_run(
+    spec: Table,
+    session: Session,
+    record: Mapping[str, Any],
+    folder: Path,
+    *,
+    worst: bool = False,
+) -> None:
+    """Prints a run's record with --json, else, but with --quiet, its table."""
+    from scoremode.report.run import finished_document
+
+    document = partial(finished_document, folder=folder, verbose=spec.verbose, worst=worst)
+    print_result(session, record, document, spec.form, quiet=spec.quiet)

@@ -1,0 +1,181 @@
+"""The options of each engine that the flags ask for.
+
+A flag that an engine can't obey is refused with the reason; one that changes nothing for it is
+accepted, so that a command line written for the other one runs.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from scoremode.engines.kv_formats import AS_DECLARED, AS_IT_IS, KvCache, parse_kv_cache
+from scoremode.errors import UsageError
+from scoremode.spec.engine import Engine
+from scoremode.spec.flag import Flags, check_least
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.options import TorchOptions
+    from scoremode.engines.vllm.options import VllmOptions
+
+__all__ = ["engine_arguments", "engine_options", "options_of", "reference_options"]
+
+# Keywords of vllm.LLM that scoring itself must choose.
+_OURS = {
+    "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
+    "notify", "skip_tokenizer_init", "worker_extension_cls",
+}  # fmt: skip
+# vLLM's names of the caches that both engines have.
+_VLLM_CACHES = {
+    "f16": "float16", "bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2",
+    "fp8_e4m3-token": "fp8_per_token_head", "int8-token": "int8_per_token_head", "nvfp4": "nvfp4",
+}  # fmt: skip
+
+
+def engine_options(spec: Engine, engine: str) -> "TorchOptions | VllmOptions":
+    """The options of an engine. Raises UsageError for what only the other one can do."""
+    return torch_options(spec) if engine == "torch" else vllm_options(spec)
+
+
+def options_of(spec: Engine, names: Sequence[str]) -> "dict[str, TorchOptions | VllmOptions]":
+    """Options of each engine in `names`, run by one command beside a torch reference.
+
+    A flag goes to those that can obey it. Raises UsageError for one that none of them can.
+    """
+    result: dict[str, TorchOptions | VllmOptions] = {}
+    for name in names:
+        if name == "vllm":
+            without = _without(spec, "torch")
+            if without.kv_cache == "none" and len(names) > 1:
+                without = without.but(kv_cache=None)
+            result[name] = vllm_options(without)
+        else:
+            result[name] = torch_options(_without(spec, "vllm") if "vllm" in names else spec)
+    return result
+
+
+def reference_options(spec: Engine) -> "TorchOptions":
+    """The torch engine's in float32, with all that the flags say of its device and memory."""
+    return replace(torch_options(_without(spec, "vllm")), dtype="float32")
+
+
+def torch_options(spec: Engine) -> "TorchOptions":
+    """The torch engine's. Raises UsageError for what only vLLM could do."""
+    _refuse(spec, "vllm")
+    check_least(1, spec, "batch_size")
+    _check_share(spec)
+    from scoremode.engines.torch.options import TorchOptions
+
+    return TorchOptions(
+        dtype=spec.dtype,
+        arithmetic=spec.arithmetic,
+        kv_cache=torch_cache(spec.kv_cache, spec.kv_scales),
+        device=spec.device,
+        max_memory=spec.max_memory,
+        memory_share=spec.gpu_memory_utilization,
+        batch_windows=spec.batch_size,
+        place=None if spec.placement == "auto" else spec.placement,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
+def vllm_options(spec: Engine) -> "VllmOptions":
+    """The vLLM engine's. Raises UsageError for what only the torch engine can do."""
+    _refuse(spec, "torch")
+    check_least(1, spec, "tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens")
+    _check_share(spec)
+    from scoremode.engines.vllm.options import VllmOptions
+
+    arguments = engine_arguments(spec, spec.engine_arg)
+    keywords = {n: getattr(spec, n) for n, flag in Engine.flags.items() if flag.keyword}
+    # A switch that is off leaves vLLM its own choice.
+    if not spec.disable_custom_all_reduce:
+        del keywords["disable_custom_all_reduce"]
+    return VllmOptions(
+        dtype=spec.dtype,
+        head_dtype=spec.head_dtype or "model",
+        strict=spec.strict,
+        trust_remote_code=spec.trust_remote_code,
+        arguments=vllm_cache(spec.kv_cache, arguments)
+        | {name: value for name, value in keywords.items() if value is not None}
+        | arguments,
+    )
+
+
+def _only(spec: Engine, engine: str) -> list[str]:
+    """The flags that the other engine refuses."""
+    return [n for n, flag in Engine.flags.items() if flag.engine == engine and flag.refusal]
+
+
+def _without(spec: Engine, engine: str) -> Engine:
+    return spec.but(**{name: spec.flags[name].default for name in _only(spec, engine)})
+
+
+def _refuse(spec: Engine, engine: str) -> None:
+    for name in _only(spec, engine):
+        flag, value = spec.flags[name], getattr(spec, name)
+        if value != flag.default and value not in flag.harmless:
+            shown = value[0] if isinstance(value, list) else value
+            raise UsageError(f"{flag.spelled} {shown}: {flag.refusal}")
+
+
+def _check_share(spec: Engine) -> None:
+    share = spec.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
+
+
+def engine_arguments(
+    spec: Flags, pairs: Sequence[str], ours: Collection[str] = _OURS
+) -> dict[str, Any]:
+    """`k=v` → keyword and value, JSON where it is JSON.
+
+    Raises UsageError for what has a flag of its own, and for what is set by us alone.
+    """
+    flags = {n for n, f in spec.flags.items() if f.part == "engine" and f.engine != "torch"}
+    result = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        key = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
+        if key in flags or key == "revision":
+            raise UsageError(f"--engine-arg {pair}: use {spec.flags[key].spelled}")
+        if key in ours:
+            raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
+        if key in result:
+            raise UsageError(f"--engine-arg {pair}: {key} is given twice")
+        try:
+            result[key] = json.loads(text)
+        except ValueError:
+            result[key] = text
+    return result
+
+
+def torch_cache(name: str | None, scales: str | None) -> "Literal['none', 'as-declared'] | KvCache":
+    """The torch engine's option for both flags' values. Raises UsageError."""
+    name = name or AS_IT_IS
+    if name not in (AS_DECLARED, AS_IT_IS):
+        return replace(parse_kv_cache(name), scales=scales)
+    if scales is not None:
+        raise UsageError(f"--kv-scales {scales}: goes with --kv-cache FORMAT")
+    return cast(Literal["none", "as-declared"], name)
+
+
+def vllm_cache(name: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's keyword for a cache of that name. Raises UsageError for what it has not."""
+    if name in (None, AS_DECLARED):
+        return {}
+    if name == AS_IT_IS:
+        raise UsageError(
+            "--kv-cache none: vLLM applies what the checkpoint declares; --kv-cache bf16 stores keys "
+            "and values as they are"
+        )
+    if "kv_cache_dtype" in arguments:
+        raise UsageError(
+            f"--kv-cache {name}: --engine-arg kv_cache_dtype={arguments['kv_cache_dtype']} says another"
+        )
+    if name not in _VLLM_CACHES:
+        raise UsageError(f"--kv-cache {name}: vLLM has {', '.join(_VLLM_CACHES)} for keys and values; "
+                         "its others go by --engine-arg kv_cache_dtype=")  # fmt: skip
+    return {"kv_cache_dtype": _VLLM_CACHES[name]}

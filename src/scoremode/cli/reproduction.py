@@ -1,0 +1,241 @@
+"""The command line that measures a finished run again, made of what its record says.
+
+Model, base, text and protocol are the record's values; what tunes the engine is what its own command
+line had, or where that names none of it, as a sweep's, what the engine says of itself. What lay on the
+measuring machine is called by its last part, such as `wiki.test.raw`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.cli.command import Measurement
+from scoremode.cli.kld import Kld
+from scoremode.engines.kv_formats import AS_DECLARED, is_declared
+from scoremode.errors import ScoremodeError
+
+__all__ = ["joined", "reproduction"]
+
+_RUNS = (["ppl"], ["kld"], ["reference"])
+_USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
+# Flags by their names; what is None is left away.
+_Given = dict[str, Any]
+
+
+def reproduction(record: Mapping[str, Any]) -> list[str]:
+    """The words of the command, without folders: its run goes to where runs go."""
+    recorded = _recorded(record)
+    name, revision = _model(_own_source(record["checkpoint"]))
+    reference = record.get("reference")
+    given: _Given = {"revision": revision}
+    if reference:
+        source = (reference.get("checkpoint") or {}).get("source") or reference.get("source")
+        given["reference"], given["reference_revision"] = _model(str(source))
+    given |= _mixture(record["checkpoint"]) | _tokenizer(record) | _protocol(record["protocol"])
+    given |= _text(record["corpus"], recorded) | _calibration(record.get("calibration"))
+    given |= _measured_by(record) if recorded is None else _tuning(recorded)
+    return ["scoremode", "kld" if reference else "ppl", name, *_words(given)]
+
+
+def joined(commands: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Commands that differ in nothing but their model as one, where the command takes several."""
+    alike = {(*command[:2], *command[3:]) for command in commands}
+    if len(alike) > 1 or len(commands) < 2 or commands[0][1] != Kld.called:
+        return [list(command) for command in commands]
+    first = commands[0]
+    return [[*first[:2], *(command[2] for command in commands), *first[3:]]]
+
+
+def _words(given: _Given) -> list[str]:
+    """Flags as a user would type them."""
+    words: list[str] = []
+    for name, value in given.items():
+        # A list only where a flag is given several times.
+        for each in value if isinstance(value, list) else [value]:
+            flag = "-f" if name == "file" else Kld.flags[name].spelled
+            if each is None:
+                continue
+            if isinstance(each, bool):
+                words.append(flag if each else f"--no-{flag[2:]}")
+            elif name == "text" or str(each).startswith("-"):
+                words.append(f"{flag}={each}")
+            else:
+                words += [flag, str(each)]
+    return words
+
+
+def _model(source: str) -> tuple[str, str | None]:
+    """A model by a name that means the same elsewhere, and its revision on the hub."""
+    if source.startswith("hub:"):
+        name, _, revision = source.removeprefix("hub:").partition("@")
+        return name, revision or None
+    return _last(source), None
+
+
+def _own_source(checkpoint: Mapping[str, Any]) -> str:
+    """The model's source, of a mixture without what it takes from others."""
+    return str((checkpoint.get("mixture") or checkpoint)["source"])
+
+
+def _mixture(checkpoint: Mapping[str, Any]) -> _Given:
+    taken = (checkpoint.get("mixture") or {}).get("taken", ())
+    swaps = [
+        f"{take['pattern']}={_model(str(take['source']))[0]}"
+        for take in taken
+        if not take["is_base"]
+    ]
+    return {"keep_dense": [take["pattern"] for take in taken if take["is_base"]], "swap": swaps}
+
+
+def _last(path: str) -> str:
+    name = Path(path).name or path
+    # Not a flag.
+    return f"./{name}" if name.startswith("-") else name
+
+
+def _tokenizer(record: Mapping[str, Any]) -> _Given:
+    """The tokenizer where it is not the model's own."""
+    source, own = str(record["tokenizer"]["source"]), _own_source(record["checkpoint"])
+    name, of = _model(source)
+    if source in (own, record["checkpoint"].get("path")) or (name, of) == _model(own):
+        return {}
+    return {"tokenizer": name}
+
+
+def _protocol(protocol: Mapping[str, Any]) -> _Given:
+    """The preset, and the flags that its name says were changed."""
+    name, *changes = str(protocol["name"]).split("+")
+    # What is scored without the flag: conversations by `chat`.
+    given: _Given = {"protocol": None if name in ("score-mode", "chat") else name}
+    for change in changes:
+        field, _, value = change.partition("=")
+        field = {"max-windows": "limit", "scored": "score"}.get(field, field)
+        given[field.replace("-", "_")] = value
+    return given
+
+
+def _text(corpus: Mapping[str, Any], recorded: Measurement | None) -> _Given:
+    """The text: by its own name, by that on the hub, or by its file's."""
+    from scoremode.text.presets import TEXTS
+
+    source, name = str(corpus.get("source") or ""), str(corpus["name"])
+    given: _Given = {}
+    chats = corpus.get("conversations")
+    named = TEXTS.get(corpus.get("preset", ""))
+    if named is not None:
+        given["preset"] = named.name
+        if source.startswith("hub:"):
+            revision = _model(source)[1]
+            given["dataset_revision"] = revision if revision != named.revision else None
+        else:
+            given["dataset_file"] = _last(source)
+    elif source.startswith("hub:"):
+        if name != _USUAL_TEXT:
+            repo, revision = _model(source)
+            dataset, *parts = name.split(" ")
+            given["dataset" if chats is None else "conversations"] = dataset or repo
+            given["dataset_config"] = parts[0] if len(parts) > 1 else None
+            given["split"] = parts[-1] if parts and parts[-1] != "test" else None
+            given["dataset_revision"] = revision
+    elif source == "argument":
+        if recorded is not None and recorded.text is not None:
+            given["text"] = recorded.text
+        else:
+            given["file"] = "TEXT"
+    elif chats is not None:
+        given["conversations"] = _last(source)
+    elif corpus.get("rows") is not None:
+        given["dataset_file"] = _last(source)
+    else:
+        files = [str(file["source"]) for file in corpus.get("files") or ()]
+        given["file"] = [_last(file) for file in files or [source or name]]
+    if chats is not None:
+        given |= _chats(chats)
+    elif named is None and corpus.get("rows") is not None:
+        # The first records have it in their command line alone.
+        field = corpus.get("text_field") or (recorded.text_field if recorded else None)
+        given["text_field"] = field if field != "text" else None
+    if named is None or corpus.get("group_by") != named.group_by:
+        given["group_by"] = corpus.get("group_by")
+    given["num_samples"] = corpus.get("row_limit")
+    # Else the protocol's own may be one that draws windows.
+    return given if corpus.get("row_seed") is None else given | {"seed": corpus["row_seed"]}
+
+
+def _calibration(found: Mapping[str, Any] | None) -> _Given:
+    """The text that was looked for in the scored one."""
+    if found is None:
+        return {}
+    source = str(found["source"])
+    field = {"calibration_field": found["text_field"] if found["text_field"] != "text" else None}
+    if not source.startswith("hub:"):
+        return {"calibration": _last(source)} | field
+    repo, revision = _model(source)
+    dataset, *parts = str(found["name"]).split(" ")
+    return {
+        "calibration": dataset or repo,
+        **field,
+        "calibration_config": parts[0] if len(parts) > 1 else None,
+        "calibration_split": parts[-1] if parts and parts[-1] != "train" else None,
+        "calibration_revision": revision,
+    }
+
+
+def _chats(chats: Mapping[str, Any]) -> _Given:
+    """Conversations, by what their section says."""
+    template = chats["template"] or {}
+    arguments = template.get("arguments")
+    return {
+        "chat_template": _last(template["source"]) if template.get("given") else None,
+        "chat_template_kwargs": json.dumps(arguments) if arguments else None,
+        "chat_date": template.get("date"),
+        "skip_bad_rows": chats["bad_rows"] or None,
+    }
+
+
+def _recorded(record: Mapping[str, Any]) -> Measurement | None:
+    """What the record's own command asked for, None where it is none of a single run."""
+    from scoremode.cli.main import parsed_command
+    from scoremode.results.record.sections import command_of
+
+    words = [str(word) for word in command_of(record)]
+    if words[1:2] not in _RUNS:
+        return None
+    try:
+        spec = parsed_command(words[1:])
+    except (ScoremodeError, SystemExit):
+        # Another release's, or one that is cut.
+        return None
+    assert isinstance(spec, Measurement)
+    return spec
+
+
+def _measured_by(record: Mapping[str, Any]) -> _Given:
+    """The engine's flags by what the record says of it, where no command line has them: a sweep's are
+    in its file."""
+    engine = record["engine"]
+    sure = (record.get("thresholds") or {}).get("confident", 0.9)
+    given: _Given = {
+        "full": True if "jsd" in record["metrics"] else None,
+        "confident": sure if sure != 0.9 else None,
+    }
+    if engine.get("engine", "torch") == "torch":
+        cache = engine.get("kv_cache_dtype") if engine["arithmetic"] != "llama.cpp" else None
+        given["arithmetic"] = engine["arithmetic"]
+        given["batch_size"] = engine.get("batch_windows")
+        given["kv_cache"] = AS_DECLARED if cache and is_declared(cache) else cache
+    else:
+        given["engine"] = engine["engine"]
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            given[name] = engine[name] if engine.get(name, 1) != 1 else None
+    return given | {"dtype": engine["dtype"]}
+
+
+def _tuning(recorded: Measurement) -> _Given:
+    """What else the run's command said of how to compute."""
+    return {
+        name: value
+        for name, flag in sorted(recorded.flags.items())
+        if flag.moves_score and (value := getattr(recorded, name)) != flag.default
+    }

@@ -1,0 +1,286 @@
+"""The display that a user sees while a command works: its stage, then rate and time left.
+
+On a terminal one line that is written again and again; elsewhere (a log, a pipe) a line every 30
+seconds; nothing with --quiet. A thread of its own writes it, so that the seconds go on while an import
+or a download keeps the main one. It imports only what Python itself has: the first stage is on the
+screen before anything heavy is looked for.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from scoremode.errors import escaped
+from scoremode.startup.clock import StageClock, since_exec
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.engines.torch.ranks.places import Place
+    from scoremode.results.statistics.windows import Estimate
+
+__all__ = ["Screen", "Session", "estimate_words", "shown"]
+
+# Seconds between lines where stderr is no terminal, and between two states of a terminal's line.
+BEAT, REDRAW = 30.0, 0.2
+
+_WORDS = {
+    "start": "importing",
+    "text": "reading the text",
+    "open": "reading the model's files",
+    "plan": "planning",
+    "import": "importing torch and transformers",
+    "base": "opening the base",
+    "check": "checking what is there",
+    "engine": "loading",
+    "score": "scoring",
+    "hash": "hashing the files that were read",
+    "write": "writing",
+    "noise": "noise floor",
+    "finish": "computing intervals",
+    "end": "ending the engine",
+}
+# Stages in which the count of tokens goes on.
+_COUNTING = ("score", "hash", "write")
+
+
+class Screen:
+    """The line of one command on `stream`; `hidden` for none.
+
+    - `beat`: seconds between lines, where `stream` is no terminal.
+    - `words`: stage → what is shown of it; a stage that isn't there is shown as it is called.
+    """
+
+    def __init__(self, stream: TextIO, *, hidden: bool = False, beat: float = BEAT):
+        self.words = dict(_WORDS)
+        self._stream, self._is_hidden, self._beat = stream, hidden, beat
+        self._is_terminal = not hidden and stream.isatty()
+        self._estimate = ""
+        self._begin, self._beats = time.monotonic(), 0
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._stage, self._of, self._drawn = "", "", ""
+        self._counter: _Counter | None = None
+        self._fetched: set[str] = set()
+        self._told: set[str] = set()
+        self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
+        if not hidden:
+            self._thread.start()
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._is_terminal
+
+    def stage(self, name: str, of: str = "") -> None:
+        """Shows that a stage begins, `of` whatever it is a part of."""
+        with self._lock:
+            self._stage, self._of = name, escaped(of)
+            if name not in _COUNTING:
+                self._counter, self._estimate = None, ""
+            if self._is_terminal and name in self._fetched:
+                self._erase()
+                self._put(f"scoremode: {self.words[name]}\n")
+            self._draw()
+
+    def reads(self, stage: str, what: str, *, from_hub: bool) -> None:
+        """Names what a stage reads. While it comes from the hub, whose own bars tell how far it is,
+        they have the terminal."""
+        self.words[stage] = f"fetching {what} from the hub" if from_hub else f"reading {what}"
+        if from_hub:
+            self._fetched.add(stage)
+
+    def progress(self, tokens: float, total: int) -> None:
+        """Counts window tokens as done, out of `total` in all. Those of the first call were done
+        before, and say nothing of the rate."""
+        with self._lock:
+            if self._counter is None:
+                self._counter = _Counter(total, tokens)
+            else:
+                self._counter.add(tokens)
+
+    def estimate(self, found: "Mapping[str, Estimate]") -> None:
+        """Shows, behind rate and time left, what the scores of the passes done say."""
+        with self._lock:
+            self._estimate = estimate_words(found)
+
+    def line(self, text: str, *, once: bool = False) -> None:
+        """Writes a line that stays; `once`: unless it was written before."""
+        if self._is_hidden or (once and text in self._told):
+            return
+        self._told.add(text)
+        with self._lock:
+            self._erase()
+            # A model's name may hold what does something to a terminal.
+            self._put(f"scoremode: {escaped(text)}\n")
+            self._draw()
+
+    def clear(self) -> None:
+        """Removes the line, and shows nothing until the next stage: something else is to be written."""
+        with self._lock:
+            self._erase()
+            self._stage = ""
+
+    def close(self) -> None:
+        """Ends it; the terminal is as if it had never been."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.clear()
+        self._is_hidden, self._is_terminal = True, False
+
+    def _work(self) -> None:
+        wait = REDRAW if self._is_terminal else min(REDRAW, self._beat)
+        while not self._end.wait(wait):
+            with self._lock:
+                if self._is_terminal:
+                    self._draw()
+                elif (now := int(self._seconds() // self._beat)) > self._beats:
+                    self._beats = now
+                    if self._stage:
+                        self._put(f"scoremode: {self._text()}\n")
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _text(self) -> str:
+        words = self.words.get(self._stage, self._stage)
+        words = f"{self._of}: {words}" if self._of else words
+        if self._counter is not None and self._stage in _COUNTING:
+            if not self._estimate:
+                return f"{words}, {self._counter}"
+            # Short enough that 80 columns have rate, time left and the first metric.
+            return f"{words}, {self._counter.short()}, {self._estimate}"
+        return f"{words} ({_duration(self._seconds())})"
+
+    def _draw(self) -> None:
+        if not self._is_terminal or not self._stage or self._stage in self._fetched:
+            return
+        text = f"scoremode: {self._text()}"
+        room = _columns(self._stream) - 1
+        text = text if len(text) <= room else f"{text[: room - 3]}..."
+        if text != self._drawn:
+            # Blanks over what was longer: not every terminal knows how to erase.
+            self._put(f"\r{text}{' ' * (len(self._drawn) - len(text))}")
+            self._drawn = text
+
+    def _erase(self) -> None:
+        if self._is_terminal and self._drawn:
+            self._put(f"\r{' ' * len(self._drawn)}\r")
+            self._drawn = ""
+
+    def _put(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Nobody reads it any more, which is no reason to stop measuring.
+            self._is_hidden, self._is_terminal = True, False
+
+
+class _Counter:
+    """Window tokens of a `total`; `before`: those that had been done when it began."""
+
+    def __init__(self, total: int, before: float):
+        self._total, self._done, self._before = total, before, before
+        self._begin = self._last = time.monotonic()
+
+    def add(self, tokens: float) -> None:
+        self._done += tokens
+        self._last = time.monotonic()
+
+    def __str__(self) -> str:
+        return self._words(f" of {_short(self._total)} tokens")
+
+    def short(self) -> str:
+        """Returns it without the total."""
+        return self._words("")
+
+    def _words(self, of: str) -> str:
+        text = f"{self._done / max(1, self._total):.0%}{of}"
+        # As of the last ones: they come in steps, and a rate that fell in between would be none.
+        seconds, new = self._last - self._begin, self._done - self._before
+        if new <= 0 or seconds <= 0:
+            return text
+        rate = new / seconds
+        since = time.monotonic() - self._last
+        left = max(0.0, (self._total - self._done) / rate - since)
+        return f"{text}, {_short(rate)} tokens/s, {_duration(left)} left"
+
+
+def estimate_words(found: "Mapping[str, Estimate]") -> str:
+    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %, PPL ratio 1.0172 ±0.3 %`."""
+    names = {"kld": "KLD", "ppl_ratio": "PPL ratio"} if "kld" in found else {"ppl": "PPL"}
+    words = []
+    for name, label in names.items():
+        value, interval = found[name].value, found[name].interval
+        text = f"{label} {value:.4g}" if name == "kld" else f"{label} {value:.{_places(value)}f}"
+        if interval is not None and value:
+            half = max(interval[1] - value, value - interval[0])
+            text += f" ±{100 * half / abs(value):.2g} %"
+        words.append(text)
+    return ", ".join(words)
+
+
+def _places(value: float) -> int:
+    return 4 if value < 100 else 2 if value < 10_000 else 0
+
+
+def _short(number: float) -> str:
+    """Three digits: 950, 12.3k, 3.13M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    """A duration as people say it: 7 s, 2 min 5 s, 3 h 20 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+@dataclass
+class Session:
+    """One command at work, beside what is asked of it.
+
+    - `command`: its command line, for records; `clock`: its stages, which `screen` shows.
+    - `place`: this process's among several, `ranks`: these; None where it is alone.
+    """
+
+    command: tuple[str, ...]
+    screen: Screen
+    clock: StageClock
+    place: "Place | None" = None
+    ranks: "Ranks | None" = None
+
+
+@contextmanager
+def shown(
+    command: tuple[str, ...] = (), *, hidden: bool = False, before: float | None = None
+) -> Iterator[Session]:
+    """A session whose screen is there within a block; `hidden`: it shows nothing.
+
+    `before`: seconds that count as the command's already; None for those since the process began.
+    """
+    screen = Screen(sys.stderr, hidden=hidden, beat=BEAT)
+    clock = StageClock(since_exec() if before is None else before, screen.stage)
+    screen.stage("start")
+    try:
+        yield Session(command, screen, clock)
+    finally:
+        screen.close()

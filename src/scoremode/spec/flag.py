@@ -1,0 +1,358 @@
+"""Flags as values: each is declared once, and argparse, Python's signatures and TOML are made of it.
+
+A command is a class whose attributes are flags, its own and those of the groups that it inherits:
+
+    class Merge(Flags):
+        runs: Flag[Sequence[str | Path], list[Path]] = Flag("a shard's folder", "RUN", nargs="+", …)
+
+`Merge(runs=["a"])` takes what a Python program gives, `Merge.parsed(…)` what argparse has read; both
+are read by the flag's own `read`, and `spec.runs` is its value. An attribute without an annotation is a
+flag of the command line alone: type checkers leave it out of the keywords.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
+
+from scoremode.errors import UsageError
+
+__all__ = [
+    "MOST_USED",
+    "Flag",
+    "Flags",
+    "Group",
+    "Name",
+    "Number",
+    "Once",
+    "Parser",
+    "PathName",
+    "Place",
+    "Quantity",
+    "Switch",
+    "check_least",
+    "check_utf8",
+]
+
+Given = TypeVar("Given")
+Value = TypeVar("Value")
+# Where a flag says what is scored, and what it says of how that is done or shown.
+Part = Literal["model", "text", "protocol", "engine", "comparison", "output"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A heading of a help text, and the line below it."""
+
+    title: str
+    about: str | None = None
+
+
+# Of commands with many flags: those that most calls need.
+MOST_USED = Group("most used")
+
+
+@dataclass(eq=False)
+class Flag(Generic[Given, Value]):
+    """One thing that can be asked for; `Given` is what Python's callers may give, `Value` what it is.
+
+    - `help`, `metavar`: as its help shows it; `spelled`: its name there, if not the attribute's.
+    - `also`: further names, such as `-c`; `positional`: it has none.
+    - `read`: its value by the text of it; `choices`: all that there are.
+    - `switch`: it takes no value; `pair`: and has a `--no-…`; `repeats`: it may be given several times;
+      `once`: a second one is refused; `nargs`, `const`, `required`, `action`: argparse's.
+    - `group`, `part`: where the help has it, and what it says something of; a class's, if not its own.
+
+    What it means besides:
+
+    - `engine`: the only one that it is for; `refusal`: why the other one refuses it, but for its
+      default and what is `harmless`; `keyword`: vLLM has it by the same name.
+    - `sources`: the texts that it says something of; None: of all of them.
+    - `path`: it names a file, or what may be one or be the hub's.
+    - `moves_score`: by how it is computed, so that whoever measures a run again needs it.
+    - `in_sweep`: a sweep's file may have it; `in_memory`: so may the run of a module in memory;
+      `consent`: it lets somebody else's code run.
+    - `longest`: characters of a value that stands in a command; a longer one's number does.
+    """
+
+    help: str
+    metavar: str | None = None
+    _: KW_ONLY
+    read: Callable[[str], Any] = str
+    default: Any = None
+    choices: Sequence[Any] | None = None
+    group: Group | None = None
+    part: Part | None = None
+    spelled: str = ""
+    also: tuple[str, ...] = ()
+    positional: bool = False
+    switch: bool = False
+    pair: bool = False
+    repeats: bool = False
+    once: bool = False
+    required: bool = False
+    nargs: int | str | None = None
+    const: Any = None
+    action: Any = None
+    engine: Literal["torch", "vllm"] | None = None
+    refusal: str = ""
+    harmless: tuple[Any, ...] = ()
+    keyword: bool = False
+    sources: frozenset[str] | None = None
+    path: Literal["file", "file or hub"] | None = None
+    moves_score: bool = False
+    in_sweep: bool = True
+    in_memory: bool = True
+    consent: bool = False
+    longest: int | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.switch and self.default is None:
+            self.default = False
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.spelled = self.spelled or f"--{name.replace('_', '-')}"
+
+    @overload
+    def __get__(self, spec: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, spec: object, owner: type) -> Value: ...
+    def __get__(self, spec: Any, owner: type) -> Any:
+        return self if spec is None else spec.__dict__[self.name]
+
+    def __set__(self, spec: object, value: Given) -> None:
+        raise AttributeError(f"{self.name}: a spec doesn't change; `but` makes another one")
+
+    def but(self, **changes: Any) -> Self:
+        """The same flag, as another command has it."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names on a command line, in their order there."""
+        short = [name for name in self.also if not name.startswith("--")]
+        return (*short, self.spelled, *(name for name in self.also if name not in short))
+
+    def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+        """Has argparse know the flag."""
+        settings: dict[str, Any] = {"help": self.help, "default": self.default}
+        if not self.positional:
+            settings["dest"] = self.name
+        more = {"metavar": self.metavar, "action": self._action(), "choices": self.choices,
+                "nargs": self.nargs, "const": self.const, "required": self.required or None,
+                "type": None if self.read is str else self.read}  # fmt: skip
+        settings |= {name: value for name, value in more.items() if value is not None}
+        parser.add_argument(*([self.name] if self.positional else self.names), **settings)
+
+    def _action(self) -> Any:
+        if self.switch:
+            return "store_true"
+        if self.pair:
+            return argparse.BooleanOptionalAction
+        return "append" if self.repeats else Once if self.once else self.action
+
+    def value_of(self, given: Any) -> Any:
+        """The value of what a program gives; None and False give the default. Raises as `read`."""
+        if self.pair:
+            return given
+        if given is None or given is False:
+            return self.default
+        if self.switch:
+            return True
+        if given is True and self.const is not None:
+            return self._read(str(self.const))
+        if self.repeats or self.nargs in ("+", "*"):
+            many: Any = [given] if isinstance(given, str | Path) else given
+            return [self._read(each) for each in many]
+        return self._read(given)
+
+    def _read(self, given: Any) -> Any:
+        name = "argument " + "/".join(self.names)
+        if given is True or isinstance(given, list | tuple):
+            raise argparse.ArgumentTypeError(f"{name}: expected one argument")
+        text = json.dumps(given) if isinstance(given, Mapping) else str(given)
+        try:
+            value = self.read(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+        if self.choices is not None and value not in self.choices:
+            choices = ", ".join(map(repr, self.choices))
+            raise argparse.ArgumentTypeError(
+                f"{name}: invalid choice: {value!r} (choose from {choices})"
+            )
+        return value
+
+    def words(self, given: Any) -> list[str]:
+        """A value as words of a command line; none of None, and of False where that is the default."""
+        if given is None or given is False:
+            return [f"--no-{self.spelled[2:]}"] if self.pair and given is False else []
+        if given is True:
+            return [self.spelled]
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            return [word for each in given for word in self.words(each)]
+        text = json.dumps(given) if isinstance(given, Mapping) else str(given)
+        if self.longest is not None and len(text) > self.longest:
+            text = f"<{len(text)} characters>"
+        return [text] if self.positional else [f"{self.spelled}={text}"]
+
+
+Name = Flag[str | None, str | None]
+PathName = Flag[str | Path | None, Path | None]
+# A path, or a name on the hub.
+Place = Flag[str | Path | None, str | None]
+Number = Flag[int | None, int | None]
+# Also with a unit, such as "32k" or "8GiB".
+Quantity = Flag[int | str | None, int | None]
+Switch = Flag[bool, bool]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Flags:
+    """The flags of a command, or of a part of some; a subclass has those of its bases, and its own.
+
+    `Class(**given)` is a spec: each flag's value is an attribute. `given`: what the caller gave.
+    """
+
+    flags: ClassVar[Mapping[str, Flag[Any, Any]]] = {}
+    # The command, in messages.
+    called: ClassVar[str] = ""
+    given: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls, part: Part | None = None, group: Group | None = None) -> None:
+        flags: dict[str, Flag[Any, Any]] = {}
+        for base in cls.__bases__:
+            flags |= getattr(base, "flags", {})
+        for name, flag in vars(cls).items():
+            if isinstance(flag, Flag):
+                flag.part, flag.group = flag.part or part, flag.group or group
+                flags[name] = flag
+        cls.flags = flags
+
+    def __init__(self, **given: Any) -> None:
+        """Raises UsageError for a value that a flag doesn't take, and for a flag that there isn't."""
+        try:
+            if unknown := next((name for name in given if name not in self.flags), None):
+                words = Flag[Any, Any]("", spelled=f"--{unknown.replace('_', '-')}").words(
+                    given[unknown]
+                )
+                raise argparse.ArgumentTypeError(f"unrecognized arguments: {' '.join(words)}")
+            values = {n: flag.value_of(given.get(n)) for n, flag in self.flags.items()}
+            missing = [n for n, flag in self.flags.items() if flag.required and values[n] is None]
+            if missing:
+                names = ", ".join("/".join(self.flags[name].names) for name in missing)
+                raise argparse.ArgumentTypeError(f"the following arguments are required: {names}")
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(
+                f"{error} ('scoremode {self.called} --help' tells the flags)"
+            ) from None
+        self.__dict__.update(values, given=given)
+        check_utf8(self.words())
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """The spec of flags of whatever kind, also those of the command line alone."""
+        return cls(**given)
+
+    @classmethod
+    def parsed(cls, values: Mapping[str, Any]) -> Self:
+        """The spec of flags that argparse has read."""
+        spec = cls.__new__(cls)
+        spec.__dict__.update(
+            {n: values.get(n, flag.default) for n, flag in cls.flags.items()}, given={}
+        )
+        return spec
+
+    def but(self, **values: Any) -> Self:
+        """The same spec with other values, which are read already."""
+        spec = type(self).__new__(type(self))
+        spec.__dict__.update(self.__dict__ | values)
+        return spec
+
+    def words(self) -> list[str]:
+        """The words of a command line that asks for what was given."""
+        given = dict(self.given)
+        if str(given.get("model", "")).startswith("-"):
+            given = {"model_flag": given.pop("model"), **given}
+        words = [self.called]
+        for name, value in given.items():
+            words += self.flags[name].words(value)
+        return words
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Has a parser know all flags, each in its group."""
+        groups: dict[Group, argparse._ArgumentGroup] = {}
+        for flag in cls.flags.values():
+            group = flag.group
+            if group is not None and group not in groups:
+                groups[group] = parser.add_argument_group(group.title, group.about)
+            flag.add_to(parser if group is None else groups[group])
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's; what can't be parsed raises UsageError. Parsers of commands are of the same class."""
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  typeshed: three overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        """argparse's; words between flags that are none are models, of a command that takes several."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        several = self.get_default("further_models") is not None
+        if several and not any(word.startswith("-") for word in rest):
+            parsed.further_models, rest = tuple(rest), []
+        # Here, since the program's own parser would point to its own help.
+        if rest and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return parsed, rest
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ('{self.prog} --help' tells the flags)")
+
+
+class Once(argparse.Action):
+    """Stores a value, and refuses a second one: of two texts one would be dropped without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def check_least(least: int, spec: Flags, *names: str) -> None:
+    """Raises UsageError where one of these flags is given and below `least`."""
+    for name in names:
+        if (value := getattr(spec, name)) is not None and value < least:
+            raise UsageError(f"{spec.flags[name].spelled} {value}: must be at least {least}")
+
+
+def check_utf8(words: Sequence[str]) -> None:
+    """Raises UsageError for a name that Python can open, and the libraries' Rust and C++ can't."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{word}: is not UTF-8, as the libraries that read and write files want it: rename "
+                "it, or give a link to it"
+            ) from None

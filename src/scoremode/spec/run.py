@@ -1,0 +1,263 @@
+"""Flags of a run's model, base, gates and output, in the order of the help texts."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from scoremode.errors import GateNotMet
+from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, PathName, Place, Switch
+from scoremode.spec.values import Limit, nats_of, probability_of, ratio_of, shard_of, share_of
+
+__all__ = [
+    "Against",
+    "Comparison",
+    "Form",
+    "Further",
+    "Gates",
+    "KeepDense",
+    "Kept",
+    "Model",
+    "Named",
+    "Output",
+    "Quiet",
+    "ReferenceRevision",
+    "Runs",
+    "Sharding",
+    "Swap",
+    "Table",
+    "TokenText",
+]
+
+MODEL, COMPARISON = Group("model"), Group("comparison")
+MIXTURE = Group(
+    "mixture",
+    "Modules of another checkpoint in place of MODEL's; none is written. A PATTERN is a module's name "
+    "or a glob of one that may begin behind any dot, with all within it (layers.0, 'layers.*.mlp'), or "
+    "a regular expression from the name's start (re:.*down_proj).",
+)
+GATES = Group(f"gates (exit code {GateNotMet.exit_code} where one is not met)")
+FORMS = ("table", "markdown", "csv", "json")
+
+
+class _Form(argparse.Action):
+    """Stores a form, and refuses a second one: of two only one could be printed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        form, chosen = self.const or values, getattr(namespace, "chosen_form", None)
+        if chosen not in (None, form):
+            raise argparse.ArgumentError(self, f"the result is printed as {chosen} or as {form}")
+        namespace.chosen_form = namespace.form = form
+
+
+class Form(Flag[str, str]):
+    """`--format`, and `--json`, which is one of its values; `what` is printed as JSON."""
+
+    def __init__(self, what: str, group: Group | None = None):
+        super().__init__(
+            f"how to print the result (default: table); json: {what}",
+            choices=FORMS,
+            default="table",
+            spelled="--format",
+            action=_Form,
+            group=group,
+            in_sweep=False,
+        )
+
+    def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+        super().add_to(parser)
+        parser.add_argument("--json", action=_Form, nargs=0, const="json", dest="form",
+                            default="table", help="the same as --format json")  # fmt: skip
+
+
+class Runs(Flags):
+    runs: Flag[Sequence[str | Path], list[Path]] = Flag(
+        "a run's folder, or one that holds runs", "RUN", read=Path, positional=True, nargs="+"
+    )
+
+
+class Further(Flag[Sequence[str], tuple[str, ...]]):
+    """Models behind the first one, which may stand anywhere among the flags: `Parser` finds them."""
+
+    def __init__(self) -> None:
+        super().__init__("", positional=True, repeats=True, default=(), in_sweep=False)
+
+    def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+        parser.set_defaults(further_models=())
+
+
+class Named(Flags, part="model"):
+    """MODEL alone, which the help of most commands has before all else."""
+
+    model = Name(
+        "the model: a folder, a .gguf file or a hub id",
+        "MODEL",
+        positional=True,
+        nargs="?",
+        group=MOST_USED,
+        in_sweep=False,
+    )
+
+
+class Model(Flags, part="model", group=MODEL):
+    model = Named.model
+    model_flag = Name("MODEL, given as a flag", "MODEL", spelled="--model", in_sweep=False)
+    revision: Name = Flag("branch, tag or commit of a hub model", "REV", in_memory=False)
+    tokenizer: Place = Flag(
+        "folder, .gguf file or hub id of a tokenizer (default: the model's own)",
+        "T",
+        path="file or hub",
+    )
+
+
+class Against(Flags, part="comparison"):
+    reference: Place = Flag(
+        "the base to compare with: what scoremode reference kept, a model (folder, .gguf file or hub "
+        "id) to run beside, or a llama.cpp file of logits",
+        "BASE",
+        required=True,
+        group=MOST_USED,
+        in_sweep=False,
+    )
+
+
+class ReferenceRevision(Flags, part="comparison", group=COMPARISON):
+    reference_revision: Name = Flag("branch, tag or commit of a BASE on the hub", "REV")
+
+
+class Quiet(Flags, part="output"):
+    quiet: Switch = Flag(
+        "print neither progress nor a table", switch=True, group=MOST_USED, in_sweep=False
+    )
+
+
+class Output(Flags, part="output", group=MOST_USED):
+    output: PathName = Flag(
+        "where runs go, a folder each (default: runs)",
+        "DIR",
+        read=Path,
+        default=Path("runs"),
+        spelled="--output-path",
+        also=("-o",),
+        in_sweep=False,
+    )
+    resume: Switch = Flag(
+        "go on with a killed run of this very command", switch=True, in_sweep=False
+    )
+
+
+class Table(Flags, part="output", group=MOST_USED):
+    """How a run is printed."""
+
+    verbose = Switch("print the table in full", switch=True, also=("-v",), in_sweep=False)
+    form = Form("the record", group=MOST_USED)
+    quiet: Switch = Quiet.quiet
+
+
+class TokenText(Flags, part="output", group=Group("what is written")):
+    token_text: Switch = Flag(
+        "write each target's text to scores.parquet, in a column token_text", switch=True
+    )
+
+
+class Sharding(
+    Flags,
+    part="output",
+    group=Group(
+        "a share of a run",
+        "for machines that don't know of each other; scoremode merge makes the run",
+    ),
+):
+    shard: Name = Flag(
+        "score the i-th of N shares of the run's passes, with i from 1 to N: the same scores as one "
+        "process's, and no metrics till all N are merged (ppl and kld of one model)",
+        "i/N",
+        read=shard_of,
+        in_sweep=False,
+        in_memory=False,
+    )
+
+
+class Gates(Flags, part="output", group=GATES):
+    max_kld: Flag[float | None, Limit | None] = Flag(
+        "most that the mean KLD may be", "NATS", read=nats_of
+    )
+    max_kld_p99: Flag[float | None, Limit | None] = Flag(
+        "most that the KLD's 99th percentile may be", "NATS", read=nats_of
+    )
+    max_ppl_ratio: Flag[float | None, Limit | None] = Flag(
+        "most that PPL / base PPL may be", "R", read=ratio_of
+    )
+    min_top1: Flag[float | str | None, Limit | None] = Flag(
+        "least share of targets with the same top-1, such as 0.9 or 90%%", "SHARE", read=share_of
+    )
+    gate_on: Flag[Literal["value", "upper"], Any] = Flag(
+        "what gates judge: the number itself (default), or the upper bound of its 95 %% interval (for "
+        "--min-top1 the lower one), so that luck with the text meets no gate",
+        choices=("value", "upper"),
+        default="value",
+    )
+
+
+class KeepDense(Flags, part="model", group=MIXTURE):
+    keep_dense: Flag[Sequence[str] | None, list[str] | None] = Flag(
+        "modules that stay as the base has them; may be given several times",
+        "PATTERN",
+        repeats=True,
+        in_memory=False,
+    )
+
+
+class Swap(Flags, part="model", group=MIXTURE):
+    swap: Flag[Sequence[str] | None, list[str] | None] = Flag(
+        "modules to take from OTHER, a checkpoint of the same base; may be given several times",
+        "PATTERN=OTHER",
+        repeats=True,
+        in_memory=False,
+    )
+
+
+class Comparison(Flags, part="comparison", group=COMPARISON):
+    llama_cpp_block = Switch(
+        "print llama-perplexity's block of statistics as well; with --json it is in the record",
+        switch=True,
+        in_sweep=False,
+    )
+    reference_revision = ReferenceRevision.reference_revision
+    full: Switch = Flag(
+        "Jensen-Shannon divergence and top-k agreement, by a second pass over the logits",
+        switch=True,
+        moves_score=True,
+    )
+    confident: Flag[float | str, float] = Flag(
+        "probability of its likeliest token above which the base is sure of it: the share of such "
+        "targets where the model finds another one likeliest is told apart (default: 0.9)",
+        "P",
+        read=probability_of,
+        default=0.9,
+        moves_score=True,
+    )
+    noise_floor: Flag[Literal["auto", "attention", "dtype", "engine"] | None, Any] = Flag(
+        "how far the base is from itself when it runs again with other arithmetic: another attention "
+        "backend or, where that changes nothing, another dtype (auto); or the other engine",
+        choices=("auto", "attention", "dtype", "engine"),
+        nargs="?",
+        const="auto",
+        in_memory=False,
+    )
+
+
+class Kept(Flags, part="output", group=Group("what is kept")):
+    head: Flag[Literal["stored", "checkpoint"], Any] = Flag(
+        "where the base's head is kept: in DIR (default), or left in its checkpoint, which must then "
+        "stay where it is",
+        choices=("stored", "checkpoint"),
+        default="stored",
+        in_memory=False,
+    )

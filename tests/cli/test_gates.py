@@ -1,0 +1,64 @@
+"""Gates from flags, and the exit code that a missed one has."""
+
+import pytest
+from support import specs
+from support.programs import run
+
+from scoremode.cli.command import exit_code_of, gates_of
+from scoremode.errors import UsageError
+from scoremode.results.gates import Gate
+from scoremode.spec.run import Gates
+
+
+def test_a_gates_bound_without_a_gate_is_refused(demo, capsys):
+    code, out, err = run(
+        capsys, "kld", str(demo / "model"), "--reference", "no/base", "--gate-on", "upper"
+    )
+    assert (code, out) == (2, "") and err.startswith(
+        "scoremode: error: --gate-on upper: there is no"
+    )
+
+
+def given(*flags: str) -> Gates:
+    return specs.given(Gates, *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("99.9%", 0.999), ("90 %", 0.9), ("0.9", 0.9), ("1", 1.0), ("7.1%", 0.071)]
+)
+def test_a_share_may_be_in_percent_and_is_the_decimal_that_is_meant(text, share):
+    gates = gates_of(given("--min-top1", text))
+    assert gates.min_top1 == share and gates.typed == {"min_top1": text}
+
+
+def test_limits_are_those_that_are_given():
+    gates = gates_of(given("--max-kld", "5e-2", "--max-ppl-ratio", "1.02", "--gate-on", "upper"))
+    assert (gates.max_kld, gates.max_ppl_ratio, gates.on) == (0.05, 1.02, "upper")
+    assert gates.max_kld_p99 is gates.min_top1 is None
+    assert not gates_of(given())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--max-kld", "5%", "5%: a KLD is in nats, and has no percent"),
+        ("--max-ppl-ratio", "101% ", "a ratio is a number such as 1.02, not a percentage"),
+        ("--max-kld-p99", "some", "'some' is not a number of nats such as 0.05"),
+        ("--min-top1", "9%0", "'9%0' is not a share such as 0.9 or 90%"),
+    ],
+)
+def test_what_is_no_limit(flag, value, words):
+    with pytest.raises(UsageError, match=f"{flag}: .*{words}"):
+        given(flag, value)
+
+
+def test_a_missed_gate_is_said_and_is_exit_code_4(capsys):
+    met, missed = (
+        Gate("max_kld", "the mean KLD", limit, 0.02, "value", 0.02, limit > 0.02)
+        for limit in (0.03, 0.01)
+    )
+    assert exit_code_of([met]) == 0 and capsys.readouterr().err == ""
+    assert exit_code_of([met, missed]) == 4
+    assert capsys.readouterr().err == (
+        "scoremode: gate not met: --max-kld 0.01: the mean KLD is 0.02\n"
+    )
