@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.command import Command
-from scoremode.cli.reproduction import joined, reproduction
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.spec.flag import Flag, Name, PathName, Switch
@@ -136,6 +135,7 @@ def card(folders: Sequence[Path]) -> str:
 
 def groups_of(folders: Sequence[Path]) -> "list[Group]":
     """The runs by plan and base, each group ranked, in the order in which they were named."""
+    from scoremode.cli.reproduction import joined, reproduction
     from scoremode.report.card.content import Group
     from scoremode.results.comparison.ranking import check_folders, ranked
     from scoremode.results.folders.finished import open_run

@@ -267,12 +267,7 @@ def print_result(
 
 
 def print_run(
-    spec: Table,
-    session: Session,
-    record: Mapping[str, Any],
-    folder: Path,
-    *,
-    worst: bool = False,
+    spec: Table, session: Session, record: Mapping[str, Any], folder: Path, *, worst: bool = False
 ) -> None:
     """Prints a run's record with --json, else, but with --quiet, its table."""
     from scoremode.report.run import finished_document

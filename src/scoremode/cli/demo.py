@@ -1,6 +1,5 @@
 """`scoremode demo`: measures a tiny model and its quantized variants, on this machine, now."""
 
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -42,6 +41,8 @@ class Demo(Command):
         if self.output is not None:
             check_folder(self.output)
             return self._measured(session, self.output, self.output)
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
             return self._measured(session, Path(folder), None)
 
@@ -68,6 +69,8 @@ def _report(session: Session, runs: Path, folder: Path | None) -> str:
         return str(error)
     session.screen.stage("report")
     if folder is None:
+        import tempfile
+
         folder = Path(tempfile.mkdtemp(prefix="scoremode-demo-report-"))
     return str(write_report([runs], folder / "report.html", command=session.command)[0])
 

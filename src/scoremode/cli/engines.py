@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from scoremode.engines.kv_formats import AS_DECLARED, AS_IT_IS, KvCache, parse_kv_cache
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import Flags, check_least
 
 if TYPE_CHECKING:
+    from scoremode.engines.kv_formats import KvCache
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.options import VllmOptions
 
@@ -154,6 +154,8 @@ def engine_arguments(
 
 def torch_cache(name: str | None, scales: str | None) -> "Literal['none', 'as-declared'] | KvCache":
     """The torch engine's option for both flags' values. Raises UsageError."""
+    from scoremode.engines.kv_formats import AS_DECLARED, AS_IT_IS, parse_kv_cache
+
     name = name or AS_IT_IS
     if name not in (AS_DECLARED, AS_IT_IS):
         return replace(parse_kv_cache(name), scales=scales)
@@ -164,6 +166,8 @@ def torch_cache(name: str | None, scales: str | None) -> "Literal['none', 'as-de
 
 def vllm_cache(name: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's keyword for a cache of that name. Raises UsageError for what it has not."""
+    from scoremode.engines.kv_formats import AS_DECLARED, AS_IT_IS
+
     if name in (None, AS_DECLARED):
         return {}
     if name == AS_IT_IS:

@@ -10,16 +10,7 @@ from scoremode.cli.screen import Session
 from scoremode.cli.text import names_file, refuse_unused
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices, Engine
-from scoremode.spec.flag import (
-    MOST_USED,
-    Flag,
-    Flags,
-    Group,
-    Name,
-    Number,
-    PathName,
-    check_least,
-)
+from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, Number, PathName, check_least
 from scoremode.spec.run import Form, Model, Named, Quiet
 from scoremode.spec.text import Text
 from scoremode.spec.values import finite, whole

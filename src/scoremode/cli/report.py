@@ -36,11 +36,7 @@ class Report(Runs, Command):
             check_folder(self.plots)
         session.screen.stage("reading the runs")
         page, *plots = write_report(
-            self.runs,
-            self.output,
-            self.plots,
-            command=session.command,
-            notify=session.screen.line,
+            self.runs, self.output, self.plots, command=session.command, notify=session.screen.line
         )
         session.screen.clear()
         print(page)

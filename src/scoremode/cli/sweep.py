@@ -12,7 +12,6 @@ import glob
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.command import Command, model_of, print_result, rendered
 from scoremode.cli.screen import Session
 from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of, words_of
-from scoremode.lib.files import read_regular
 from scoremode.lib.json import json_text
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import Flag, Group, PathName, Switch
@@ -135,6 +133,10 @@ def read_sweep_file(
 
 def _spec(file: Path) -> dict[str, Any]:
     """A TOML file's content. Raises UsageError."""
+    import tomllib
+
+    from scoremode.lib.files import read_regular
+
     try:
         text = read_regular(file, _MOST_BYTES).decode()
         if found := _LONG_KEY.search(text):
@@ -164,9 +166,7 @@ def _output(name: Any, file: Path) -> str:
 
 
 def definitions(
-    spec: Mapping[str, Any],
-    folder: Path | None = None,
-    consent: Mapping[str, Any] | None = None,
+    spec: Mapping[str, Any], folder: Path | None = None, consent: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """What `Kld` is given for each text under each protocol, or for each of several kept references.
 

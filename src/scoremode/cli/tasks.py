@@ -6,14 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.command import (
-    Command,
-    base_revision,
-    measured,
-    model_of,
-    print_run,
-    reads_model,
-)
+from scoremode.cli.command import Command, base_revision, measured, model_of, print_run, reads_model
 from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError

@@ -155,11 +155,7 @@ def _conversations(spec: Text, name: str, session: Session) -> "corpus.Corpus":
         return from_conversations_file(Path(name), **how)
     session.screen.reads("text", f"data set {name}", from_hub=True)
     return from_conversations_hub(
-        name,
-        spec.dataset_config,
-        split=spec.split or "test",
-        revision=spec.dataset_revision,
-        **how,
+        name, spec.dataset_config, split=spec.split or "test", revision=spec.dataset_revision, **how
     )
 
 

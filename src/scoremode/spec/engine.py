@@ -189,8 +189,4 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         consent=True,
         **_OF_VLLM,
     )
-    strict: Switch = Flag(
-        "fail where the plugin does not fit this vLLM",
-        switch=True,
-        **_OF_VLLM,
-    )
+    strict: Switch = Flag("fail where the plugin does not fit this vLLM", switch=True, **_OF_VLLM)
