@@ -136,8 +136,8 @@ def _failure(
 
 def _follow(spec: Command, session: Session, place: "Place") -> int:
     """Runs a command on another rank than the first: `measured` ends it."""
-    from scoremode.engines.torch.ranks.places import end_with_first
     from scoremode.engines.torch.ranks.lifeline import Lifeline
+    from scoremode.engines.torch.ranks.places import end_with_first
 
     end_with_first(place)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
