@@ -31,31 +31,33 @@ class _Windows(Flag[int, int]):
 
 class _Parts(Against, group=MOST_USED):
     reference = Against.reference.but(
-        help="the base: a model's folder, .gguf file or hub id, of which weights are taken"
+        help="take weights from this base: a model's folder, .gguf file or hub id"
     )
     by: Flag[str, Any] = Flag(
-        "what is one part: a decoder layer with all it has (default), a linear or a layer's experts, "
-        "or all linears of a name",
+        "split the model into decoder layers (default), into linears and each layer's experts, or "
+        "into all linears of one name",
         choices=("layer", "module", "kind"),
         default="layer",
     )
-    alone = Switch("leave out what needs the model's own states: half the time", switch=True)
-    windows = _Windows(f"the first N windows of the text alone (default: {_WINDOWS})", "N")
+    alone = Switch("skip what needs the model's own states, in half the time", switch=True)
+    windows = _Windows(f"score only the first N windows of the text (default: {_WINDOWS})", "N")
 
 
 class _Recipe(
     Flags,
     group=Group(
         "recipe",
-        "The format of each part, out of several quants of BASE and BASE itself: the choice of least "
-        "predicted KLD within a size, and what it measures.",
+        "Choose each part's format from several quants of BASE and BASE itself: the least "
+        "predicted KLD within a size, then measured.",
     ),
 ):
     budget: Flag[float | None, float | None] = Flag(
-        "stored bits per weight of all parts that any of the quants quantizes", "BITS", read=finite
+        "spend this many stored bits per weight on the parts that any of the quants quantizes",
+        "BITS",
+        read=finite,
     )
     others: Flag[Sequence[str], list[str]] = Flag(
-        "further quants to choose from, beside MODEL",
+        "choose from these quants as well as MODEL",
         "QUANT",
         spelled="--from",
         nargs="+",
@@ -69,15 +71,16 @@ class _Recipe(
 class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
     called = "attribute"
     usage = "scoremode attribute MODEL --reference BASE [flags]"
-    summary = "which layers, modules or kinds of a model make how much of its KL divergence"
+    summary = "attribute a model's KL divergence to its layers, modules or kinds"
     about = (
-        "Compares a model with its base, and then mixes the two: for each part the base with that part "
-        "of the model (alone), and the model with that part of the base (how far KLD falls). What lies "
+        "Compares a model with its base, then mixes the two: for each part, the base with that part of "
+        "the model (alone), and the model with that part of the base (how far KLD falls). Everything "
         "before a part is computed once for all of them."
     )
     is_shared = False
     output: PathName = Output.output.but(
-        help="where runs go, a folder each, with the attribution in it (default: runs)"
+        help="write each run to a folder of its own in DIR, with the attribution in it (default: "
+        "runs)"
     )
     limit: Number = Protocol.limit.but(default=_WINDOWS)
 

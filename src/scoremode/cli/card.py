@@ -22,21 +22,21 @@ __all__ = ["Card", "card"]
 
 class Card(Runs, Command):
     called = "card"
-    summary = "Markdown and the hub's metadata for a model card"
+    summary = "make Markdown and the hub's metadata for a model card"
     about = (
-        "Prints the block of Markdown that goes into a model card: the runs ranked, their base, the "
-        "protocol, the command that measures them again; a table for each plan. Reads records and "
+        "Prints the block of Markdown that goes into a model card: the runs ranked, their base, "
+        "the protocol, and the command that repeats them; one table per plan. Reads records and "
         "scores only."
     )
     write: PathName = Flag(
-        "write it to DIR/README.md, in the place of an earlier one, with the hub's model-index in its "
-        "front matter, and .eval_results/*.yaml beside",
+        "write it to DIR/README.md, replacing an earlier block, with the hub's model-index in its "
+        "front matter, and .eval_results/*.yaml beside it",
         "DIR",
         read=Path,
     )
     repo: Name = Flag(
-        "with --write: the model on the hub that DIR is of; the runs' records are written, too, and "
-        "results name their address as the source",
+        "with --write: name the hub model that DIR belongs to; the runs' records are written, "
+        "too, and results name their address as the source",
         "REPO",
     )
     push: Name = Flag(

@@ -16,31 +16,38 @@ __all__ = ["Check"]
 
 class _Again(Flags, group=Group("second run")):
     against: Place = Flag(
-        "score a share of the windows once more, with MODEL and the record's own options, and compare "
+        "score a share of the windows again, with MODEL and the record's own options, and compare "
         "target by target",
         "MODEL",
     )
     share: Flag[float | None, float | None] = Flag(
-        "share of the windows, drawn as whole micro-batches (default: 0.1)", "S", read=finite
+        "score this share of the windows, drawn as whole micro-batches (default: 0.1)",
+        "S",
+        read=finite,
     )
     seed: Number = Flag(
-        "draw the windows that an earlier check drew (default: a seed from the system, printed)",
+        "draw windows with this seed, to repeat an earlier check (default: a seed from the "
+        "system, printed)",
         "N",
         read=whole,
     )
-    device: Name = Flag("cpu, cuda or cuda:1 (default: the record's kind, else cpu)", "D")
-    trust_remote_code: Switch = Flag("run the code that the model brings along", switch=True)
+    device: Name = Flag("run on cpu, cuda or cuda:1 (default: the record's kind, else cpu)", "D")
+    trust_remote_code: Switch = Flag("run code that comes with the model", switch=True)
 
 
 class _Places(
     Flags,
-    group=Group("places", "where things lie on this machine; by default where the record says"),
+    group=Group("locations", "where files are on this machine; by default where the record says"),
 ):
-    model: Place = Flag("the model's folder or .gguf file (default: --against's)", "PATH")
-    tokenizer: Place = Flag("folder, .gguf file or tokenizer.json of the tokenizer", "PATH")
-    reference: Place = Flag("the base: its folder, .gguf file or file of logits", "PATH")
+    model: Place = Flag(
+        "find the model in this folder or .gguf file (default: --against's)", "PATH"
+    )
+    tokenizer: Place = Flag(
+        "find the tokenizer in this folder, .gguf file or tokenizer.json", "PATH"
+    )
+    reference: Place = Flag("find the base in this folder, .gguf file or file of logits", "PATH")
     file: Flag[str | Path | Sequence[str | Path], list[Path]] = Flag(
-        "the text, or the data set's file; given again as often as in the run",
+        "find the text, or the data set's file, here; repeat as often as in the run",
         "PATH",
         read=Path,
         also=("-f",),
@@ -48,23 +55,23 @@ class _Places(
         default=[],
     )
     fetch: Switch = Flag(
-        "get from the hub what the run took from there: data set, model, base", switch=True
+        "download from the hub what the run took from there: data set, model, base", switch=True
     )
 
 
 class Check(Runs, _Again, _Places, Command):
     called = "check"
-    summary = "audit a published run: every number, hash and token id that can be made again"
+    summary = "audit a published run: every number, hash and token id that can be recomputed"
     about = (
-        "Makes every number of a run again from its scores, and every hash of what can be reached: the "
-        "text, the tokenizer, the model's files, the base. Says what held, what could not be checked "
-        "and why, and everything that is wrong. Exit code 0: all that could be checked holds; 3: "
-        "something is wrong."
+        "Recomputes every number of a run from its scores, and every hash of what can be reached: "
+        "the text, the tokenizer, the model's files, the base. Reports what held, what could not "
+        "be checked and why, and everything that is wrong. Exit code 0: all that could be checked "
+        "holds; 3: something is wrong."
     )
     runs: Flag[Sequence[str | Path], list[Path]] = Runs.runs.but(
         help="a run's folder, or a folder of runs"
     )
-    verbose = Switch("a line for all that held", switch=True, also=("-v",))
+    verbose = Switch("print a line for each check that held", switch=True, also=("-v",))
     form = Form("all findings")
     quiet: Switch = Flag("print neither progress nor findings", switch=True)
 

@@ -16,18 +16,18 @@ __all__ = ["Compare"]
 
 class Compare(Runs, Command):
     called = "compare"
-    summary = "finished runs, ranked and tested against each other"
+    summary = "rank finished runs and test them against each other"
     about = (
         "Ranks finished runs of one plan, best first, and tests each against the next: paired, by a "
         "bootstrap over blocks of the text. Reads records and scores only. Runs of other texts, "
         "protocols, token ids or softmax widths are refused."
     )
     by: Flag[Literal["kld", "ppl"] | None, Literal["kld", "ppl"] | None] = Flag(
-        "metric to rank by (default: KLD where all have one against the same reference)",
+        "rank by this metric (default: KLD if all have one against the same reference)",
         choices=("kld", "ppl"),
     )
     groups = Switch(
-        "show each group's runs alone; as CSV a line for each run in each group", switch=True
+        "rank the runs within each group; as CSV, one line per run and group", switch=True
     )
     form = Form("all of it")
     output: PathName = Flag(

@@ -20,14 +20,14 @@ CONTEXT = 256
 
 class Demo(Command):
     called = "demo"
-    summary = "a tiny model and its quantized variants"
+    summary = "measure a tiny model and its quantized variants"
     about = (
         "Quantizes a tiny trained Llama in thirteen formats and measures the perplexity of all of "
         "them, and how far their predictions are from the dense model's, on text that it was not "
         "trained on. Needs no network and no GPU."
     )
     output: PathName = Flag(
-        "keep the models and the records here (default: nothing is kept)",
+        "keep the models and the records in DIR (default: keep nothing)",
         "DIR",
         read=Path,
         spelled="--output-path",

@@ -34,48 +34,58 @@ _TEMPLATE, _ENGINES = Group("chat template"), Group("engines")
 
 class _Prompts(Flags, group=MOST_USED):
     prompts = Name(
-        "what the model replies to: a .jsonl or .parquet file or a data set on the hub, its rows chats "
-        "(a last reply is left out) or a prompt each; or a text file, a prompt a line",
+        "reply to these prompts: a .jsonl or .parquet file or a data set on the hub, each row a "
+        "chat (a last reply is left out) or a prompt; or a text file with a prompt per line",
         "PROMPTS",
     )
-    num_samples: Number = Flag("the first N prompts alone (default: all)", "N", read=whole)
-    output = PathName("the .jsonl file to write, not there yet", "FILE", read=Path, also=("-o",))
+    num_samples: Number = Flag("use only the first N prompts (default: all)", "N", read=whole)
+    output = PathName(
+        "write this .jsonl file, which must not exist yet", "FILE", read=Path, also=("-o",)
+    )
 
 
 class _Replies(Flags, group=Group("prompts")):
     samples_per_prompt: Flag[int, int] = Flag(
-        "replies to each (default: 1)", "K", read=whole, default=1
+        "generate K replies to each prompt (default: 1)", "K", read=whole, default=1
     )
     system: Name = Flag(
-        "message of the system for prompts that begin with none (default: none)", "TEXT"
+        "begin with this system message where a prompt has none (default: none)", "TEXT"
     )
-    dataset_config: Name = Flag("configuration on the hub", "NAME", sources=_OF_HUB)
-    dataset_revision: Name = Flag("branch, tag or commit there", "REV", sources=_OF_HUB)
-    split: Name = Flag("split on the hub (default: test)", "NAME", sources=_OF_HUB)
+    dataset_config: Name = Flag(
+        "use this configuration of the hub data set", "NAME", sources=_OF_HUB
+    )
+    dataset_revision: Name = Flag(
+        "use this branch, tag or commit of the hub data set", "REV", sources=_OF_HUB
+    )
+    split: Name = Flag(
+        "use this split of the hub data set (default: test)", "NAME", sources=_OF_HUB
+    )
 
 
 class _Sampling(Flags, group=_SAMPLING):
     max_new_tokens: Flag[int, int] = Flag(
-        "most tokens a reply (default: 512)", "N", read=whole, default=512
+        "generate at most N tokens per reply (default: 512)", "N", read=whole, default=512
     )
     temperature: Flag[float, float] = Flag(
-        "what logits are divided by; 0: the likeliest token, always (default: 1)",
+        "divide logits by T; 0: always take the likeliest token (default: 1)",
         "T",
         read=finite,
         default=1.0,
     )
     top_p: Flag[float, float] = Flag(
-        "fewest tokens whose probabilities sum to P (default: 1, all)",
+        "sample from the fewest tokens whose probabilities sum to P (default: 1, all)",
         "P",
         read=finite,
         default=1.0,
     )
     top_k: Flag[int, int] = Flag(
-        "the K likeliest tokens (default: 0, all)", "K", read=whole, default=0
+        "sample from the K likeliest tokens (default: 0, all)", "K", read=whole, default=0
     )
-    seed: Flag[int, int] = Flag("seed of all draws (default: 0)", "N", read=whole, default=0)
+    seed: Flag[int, int] = Flag(
+        "use this seed for all draws (default: 0)", "N", read=whole, default=0
+    )
     chat_template = Text.chat_template.but(
-        help="a Jinja template in place of the model's", group=_TEMPLATE, sources=None
+        help="use a Jinja template in place of the model's", group=_TEMPLATE, sources=None
     )
     chat_template_kwargs = Text.chat_template_kwargs.but(group=_TEMPLATE, sources=None)
     chat_date = Text.chat_date.but(group=_TEMPLATE, sources=None)
@@ -83,27 +93,29 @@ class _Sampling(Flags, group=_SAMPLING):
 
 class _Engines(Flags, part="engine", group=_ENGINES):
     engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(
-        help="torch: transformers' generate (default); vllm: stock vLLM, many times as fast on a GPU"
+        help="run this engine; torch: transformers' generate (default); vllm: stock vLLM, many "
+        "times as fast on a GPU"
     )
     form = Form("the record", MOST_USED)
     quiet: Flag[bool, bool] = Quiet.quiet
     dtype = Engine.dtype.but(
-        help="dtype to compute in (default: the checkpoint's where the device has instructions for it)",
+        help="compute in this dtype (default: the checkpoint's where the device has instructions "
+        "for it)",
         group=_ENGINES,
     )
     trust_remote_code = Engine.trust_remote_code.but(group=_ENGINES)
     device: Name = Engine.device.but(help=f"torch: {Engine.device.help}", group=_ENGINES)
     batch_size: Number = Flag(
-        "torch: most replies drawn together, to prompts of one length (default: 16)",
+        "torch: generate at most N replies together, to prompts of one length (default: 16)",
         "N",
         read=whole,
         engine="torch",
     )
     tensor_parallel_size: Number = Flag(
-        "vllm: GPUs that share every layer", "N", read=whole, also=("-tp",), engine="vllm"
+        "vllm: split every layer across N GPUs", "N", read=whole, also=("-tp",), engine="vllm"
     )
     engine_arg: Flag[Sequence[str] | None, list[str] | None] = Flag(
-        "vllm: any other keyword of vllm.LLM, VALUE as JSON or as it is",
+        "vllm: pass any other keyword to vllm.LLM, VALUE as JSON or plain text; repeatable",
         "KEY=VALUE",
         repeats=True,
         engine="vllm",
@@ -113,11 +125,11 @@ class _Engines(Flags, part="engine", group=_ENGINES):
 class Generate(Named, _Prompts, Model, _Replies, _Sampling, _Engines, Command):
     called = "generate"
     usage = "scoremode generate BASE --prompts FILE -o chats.jsonl [flags]"
-    summary = "conversations that a base itself says, to score quants on"
+    summary = "generate conversations with a base, to score quants on"
     about = (
-        "Has a base model reply to prompts, by its own chat template, and writes the conversations as "
-        "a data set, which --conversations of the other commands takes; beside it a record of all that "
-        "made it. The same command goes on where it was killed."
+        "Has a base model reply to prompts, by its own chat template, and writes the "
+        "conversations as a data set for --conversations of the other commands, with a record of "
+        "how it was made beside it. Rerun the same command to resume."
     )
 
     def run(self, session: Session) -> int:

@@ -28,16 +28,16 @@ _NOT_COUNTED = {
 
 class Inspect(Model, Command):
     called = "inspect"
-    summary = "formats, bits per weight, what would run"
+    summary = "show formats, bits per weight and what would run"
     about = (
         "Prints what a checkpoint holds and what would run here, from its headers alone: no weights "
         "are read."
     )
     model = Model.model.but(group=Model.revision.group)
     config: Name = Flag(
-        "instead of MODEL: a config.json alone, or ModelOpt's hf_quant_config.json", "FILE"
+        "inspect a config.json alone, or ModelOpt's hf_quant_config.json, instead of MODEL", "FILE"
     )
-    device: Name = Flag("cpu, cuda, cuda:1 (default: cuda if there is one)")
+    device: Name = Flag("inspect for cpu, cuda or cuda:1 (default: cuda if there is one)")
     form = Form("all that is known")
 
     def run(self, session: Session) -> int:

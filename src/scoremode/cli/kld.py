@@ -31,12 +31,13 @@ class _Several(
     part="output",
     group=Group(
         "several models",
-        "folders, hub ids, .gguf files, patterns such as 'org/repo:*.gguf', finished runs' folders",
+        "folders, hub ids, .gguf files, patterns such as 'org/repo:*.gguf', or finished runs' "
+        "folders",
     ),
 ):
     further_models = Further()
     dry_run = Switch(
-        "say what would run, what is done, from where, how many bytes and how long; run nothing",
+        "show what would run, what is done, sources, bytes and time, without running anything",
         switch=True,
         in_sweep=False,
     )
@@ -45,12 +46,12 @@ class _Several(
 class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement):
     called = "kld"
     usage = "scoremode kld MODEL … --reference BASE [flags]"
-    summary = "KL divergence of a model from its base"
+    summary = "measure the KL divergence of a model from its base"
     about = (
-        "Compares every prediction of a model with its base's: exact KL divergence both ways over the "
-        "whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a gate was not "
-        "met. Several models: the base runs once, each is compared with it, and all are ranked; the "
-        "same command goes on where a killed one was, and runs what is new."
+        "Compares every prediction of a model with its base's: exact KL divergence both ways over "
+        "the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a gate "
+        "was not met. With several models, the base runs once, each model is compared with it, "
+        "and all are ranked; rerun the same command to resume, or to add models."
     )
 
     def request(self, session: Session) -> "Request":

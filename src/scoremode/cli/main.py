@@ -100,7 +100,7 @@ def _parser(named: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version",
         action=VersionAction,
-        help="show the version and exit; --version -v: all that a bug report needs",
+        help="show the version and exit; --version -v: everything that a bug report needs",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, command in COMMANDS.items():

@@ -13,10 +13,10 @@ __all__ = ["Merge"]
 
 class _Shards(Flags):
     runs: Flag[Sequence[str | Path], list[Path]] = Flag(
-        "a shard's folder, or one that holds shards", "RUN", read=Path, positional=True, nargs="+"
+        "a shard's folder, or a folder of shards", "RUN", read=Path, positional=True, nargs="+"
     )
     output: PathName = Flag(
-        "the merged run's own folder, which must not exist yet",
+        "write the merged run to this folder, which must not exist yet",
         "DIR",
         read=Path,
         spelled="--output-path",
@@ -28,11 +28,12 @@ class _Shards(Flags):
 class Merge(_Shards, Table, Gates, Command):
     called = "merge"
     usage = "scoremode merge RUN … -o DIR [flags]"
-    summary = "make one run of the shards of --shard i/N"
+    summary = "combine the shards of --shard i/N into one run"
     about = (
-        "Makes the one run of all shards that scoremode ppl or kld scored with --shard: the scores and "
-        "metrics of one process's run, to the bit. Shards that are missing, there twice or of another "
-        "run are refused. Reads the shards only: no model, no text. Exit code 4: a gate was not met."
+        "Combines all shards that scoremode ppl or kld scored with --shard into one run: the "
+        "scores and metrics of a single process's run, to the bit. Missing shards, duplicates and "
+        "shards of another run are refused. Reads the shards only: no model, no text. Exit code "
+        "4: a gate was not met."
     )
     verbose = Table.verbose.but(group=None)
     form = Form("the record")

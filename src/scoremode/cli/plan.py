@@ -13,12 +13,12 @@ __all__ = ["Plan"]
 class Plan(Model, Protocol, Seed, Command):
     called = "plan"
     usage = "scoremode plan MODEL [flags]"
-    summary = "windows and counts, no model"
+    summary = "show windows and counts, without a model"
     about = (
         "Prints what a protocol makes of a text: windows, targets, BOS, hashes. Needs a model's config "
         "and tokenizer, or --tokenizer alone; loads no weights."
     )
-    seed = Seed.seed.but(group=Group("drawn rows"))
+    seed = Seed.seed.but(group=Group("sampling"))
     form = Form("the plan", MOST_USED)
 
     def run(self, session: Session) -> int:

@@ -15,7 +15,7 @@ __all__ = ["Ppl"]
 class Ppl(Named, Swap, Measurement):
     called = "ppl"
     usage = "scoremode ppl MODEL [flags]"
-    summary = "perplexity of a model"
+    summary = "measure the perplexity of a model"
     about = "Measures the exact perplexity of a model's quantized weights under a protocol."
 
     def request(self, session: Session) -> "Request":

@@ -24,14 +24,14 @@ _EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device"
 
 class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only)")):
     export_llama_cpp = PathName(
-        "write what llama-perplexity --kl-divergence reads as well; with a finished reference as MODEL "
-        "nothing is run",
+        "also write the file that llama-perplexity --kl-divergence reads; with a finished "
+        "reference as MODEL, nothing is run",
         "FILE",
         read=Path,
     )
     export_nats = Flag[Literal[16, 24] | None, Literal[16, 24] | None](
-        "how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
-        "ik_llama.cpp's)",
+        "reach this many nats below each row's largest entry in FILE (default: 16, as llama.cpp; "
+        "24 is ik_llama.cpp's)",
         read=whole,
         choices=(16, 24),
     )
@@ -42,11 +42,11 @@ class Reference(Named, Kept, _Export, Measurement):
     usage = "scoremode reference BASE -o DIR [flags]"
     summary = "keep a base model's predictions, for scoremode kld"
     about = (
-        "Scores a base model and keeps its final hidden states and its head, from which scoremode kld "
-        "makes the base's logits again, exactly: a twentieth of what 16-bit logits take."
+        "Scores a base model and keeps its final hidden states and its head, from which scoremode "
+        "kld recomputes the base's logits exactly, in a twentieth of the space of 16-bit logits."
     )
     output: PathName = Output.output.but(
-        help="the reference's own folder, which must not exist yet", default=None
+        help="keep the reference in this folder, which must not exist yet", default=None
     )
 
     def request(self, session: Session) -> "Request":

@@ -12,7 +12,7 @@ __all__ = ["Report"]
 
 class Report(Runs, Command):
     called = "report"
-    summary = "finished runs as one page with charts"
+    summary = "show finished runs on one page with charts"
     about = (
         "Writes one HTML file that opens from disk and needs no network: the ranking, size against KLD "
         "and perplexity with the frontier, the KLD's tail, by confidence and position, who differs "
@@ -20,13 +20,13 @@ class Report(Runs, Command):
         "compared stand in sections of their own. Reads records and scores only."
     )
     output: Flag[str | Path, Path] = Flag(
-        "the page (default: report.html)",
+        "write the page to FILE (default: report.html)",
         "FILE",
         read=Path,
         default=Path("report.html"),
         also=("-o",),
     )
-    plots: PathName = Flag("write the charts as SVG and PNG into DIR, too", "DIR", read=Path)
+    plots: PathName = Flag("also write the charts to DIR, as SVG and PNG", "DIR", read=Path)
 
     def run(self, session: Session) -> int:
         from scoremode.report.page.document import write_report

@@ -19,14 +19,17 @@ __all__ = ["Show"]
 
 class _Run(Flags):
     folder: Flag[str | Path, Path] = Flag("a run's folder", "RUN", read=Path, positional=True)
-    worst: Number = Flag("show the N targets of largest KLD, with their text", "N", read=count_of)
+    worst: Number = Flag(
+        "show the N targets with the largest KLD, and their text", "N", read=count_of
+    )
     groups = Switch(
-        "show the groups of --group-by and the places in assistants' turns with all their metrics; as "
-        "CSV a line for each group of every kind",
+        "show all metrics of each --group-by group and of each position in assistant turns; as "
+        "CSV, one line per group of every kind",
         switch=True,
     )
     confident: Flag[float | str | None, float | None] = Flag(
-        "count flips where the base gave its likeliest token more than P (default: the record's)",
+        "count flips where the base gave its top token more than probability P (default: the "
+        "record's)",
         "P",
         read=probability_of,
     )
@@ -34,7 +37,7 @@ class _Run(Flags):
 
 class Show(_Run, Table, Gates, Command):
     called = "show"
-    summary = "a finished run's table again"
+    summary = "print a finished run's table"
     about = (
         "Prints the table of a finished run, and holds it against gates. Reads its record and scores "
         "only."

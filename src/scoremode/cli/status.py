@@ -18,14 +18,14 @@ _EVERY, _SHORTEST = 2.0, 0.1
 
 class Status(Runs, Command):
     called = "status"
-    summary = "how far runs are, and what they say so far"
+    summary = "show the progress of runs and their results so far"
     about = (
-        "Prints of each run whether it is running, killed, done or invalid, how many windows are done, "
-        "its rate, the time left, and its numbers so far with their intervals; of a sweep also which "
-        "models wait, and which failed. Reads only: what goes on is not disturbed."
+        "Prints for each run whether it is running, killed, done or invalid, how many windows are "
+        "done, its rate, the time left, and its numbers so far with their intervals; for a sweep also "
+        "which models are waiting, and which failed. Only reads: running processes are not disturbed."
     )
     watch: Flag[float | None, float | None] = Flag(
-        f"look again so often (default: {_EVERY:g}) until nothing runs any more",
+        f"refresh this often (default: {_EVERY:g}) until nothing is running",
         "SECONDS",
         read=finite,
         nargs="?",

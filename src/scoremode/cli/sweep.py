@@ -55,35 +55,36 @@ _MOST_BYTES = 1 << 17
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = re.compile(rf"(?:^|[{{,])[ \t\[]*(?:{_PART}){{{_MOST_PARTS}}}", re.MULTILINE)
 _CONSENT = Group(
-    "consent", "what FILE can't say, since it may come from somebody else; it holds for all models"
+    "consent", "what FILE can't say, since it may come from somebody else; applies to all models"
 )
 
 
 class Sweep(Command):
     called = "sweep"
-    summary = "many models, texts and protocols against one base, from a file"
+    summary = "measure many models, texts and protocols against one base, from a file"
     about = (
-        "Measures every model of a TOML file under each of its texts and protocols (docs/sweep.md): "
-        "the base once, each model's weights loaded once, and all ranked. The same command goes on "
-        "where a killed one was, and runs what is new. Exit code 1: a run failed, all others are "
-        "there; 4: a gate was not met."
+        "Measures every model of a TOML file under each of its texts and protocols "
+        "(docs/sweep.md): the base runs once, each model's weights are loaded once, and all are "
+        "ranked. Rerun the same command to resume, or to run what is new. Exit code 1: a run "
+        "failed, all others finished; 4: a gate was not met."
     )
     file: Flag[str | Path, Path] = Flag("the sweep, as TOML", "FILE", read=Path, positional=True)
     output: PathName = Flag(
-        "where all goes (default: what FILE says, inside its own folder)",
+        "write everything to DIR (default: what FILE says, inside its own folder)",
         "DIR",
         read=Path,
         spelled="--output-path",
         also=("-o",),
     )
     trust_remote_code: Switch = Engine.trust_remote_code.but(
-        help="run the code that the models bring along", group=_CONSENT
+        help="run code that comes with the models", group=_CONSENT
     )
     engine_arg: Flag[Sequence[str] | None, list[str]] = Engine.engine_arg.but(
-        help="a keyword of vllm.LLM, as of scoremode kld; some of them import code", group=_CONSENT
+        help="pass a keyword to vllm.LLM, as with scoremode kld; some of them import code",
+        group=_CONSENT,
     )
     dry_run = Switch(
-        "say what would run, what is done, from where, how many bytes and how long; run nothing",
+        "show what would run, what is done, sources, bytes and time, without running anything",
         switch=True,
     )
     form = Form("the manifest and the rankings")

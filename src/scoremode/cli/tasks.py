@@ -27,35 +27,40 @@ __all__ = ["Tasks", "request_for"]
 
 class _Asked(Flags, group=MOST_USED):
     tasks: Flag[str, str] = Flag(
-        "tasks, groups and tags by the harness's names, such as hellaswag,arc_challenge,mmlu",
+        "run these tasks, groups and tags of the harness, such as hellaswag,arc_challenge,mmlu",
         "NAMES",
         required=True,
     )
     num_fewshot: Number = Flag(
-        "examples before each question (default: the task's)", "N", read=whole
+        "put N examples before each question (default: the task's)", "N", read=whole
     )
     limit: Flag[float | None, float | None] = Flag(
-        "only the first N questions of each task; below 1: a share", "N", read=finite
+        "ask only the first N questions of each task; below 1: that share of them", "N", read=finite
     )
     reference: Place = Against.reference.but(
-        help="the base whose answers are paired with the model's: a folder, a .gguf file or a hub id",
+        help="pair each answer with this base's: a folder, a .gguf file or a hub id",
         required=False,
     )
 
 
-class _Prompts(Flags, group=Group("prompts", "as the harness has them")):
-    include_path: PathName = Flag("a folder with YAML files of your own tasks", "DIR", read=Path)
-    confirm_run_unsafe_code: Switch = Flag(
-        "run the Python that tasks bring along: !function in a file of --include-path", switch=True
+class _Prompts(Flags, group=Group("prompts", "as the harness defines them")):
+    include_path: PathName = Flag(
+        "add your own tasks, from the YAML files in this folder", "DIR", read=Path
     )
-    apply_chat_template: Switch = Flag("ask by the model's chat template", switch=True)
-    system_instruction: Name = Flag("a system message, or text before each prompt", "TEXT")
+    confirm_run_unsafe_code: Switch = Flag(
+        "run Python that comes with tasks: !function in a file of --include-path", switch=True
+    )
+    apply_chat_template: Switch = Flag("format prompts with the model's chat template", switch=True)
+    system_instruction: Name = Flag(
+        "put a system message, or this text, before each prompt", "TEXT"
+    )
     no_fewshot_as_multiturn: Switch = Flag(
-        "with a chat template, all examples in one message instead of a turn each", switch=True
+        "with a chat template, put all examples in one message instead of one turn each",
+        switch=True,
     )
     context_length = Protocol.context_length.but(
-        help="tokens that the model reads at a time; a longer prompt loses its beginning (default: its "
-        "number of positions)",
+        help="give the model at most L tokens at a time; a longer prompt loses its beginning "
+        "(default: the model's number of positions)",
         group=None,
     )
 
@@ -67,7 +72,7 @@ class _Base(Flags, group=Group("comparison")):
 class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engine, Command):
     called = "tasks"
     usage = "scoremode tasks MODEL --tasks NAME[,NAME] [flags]"
-    summary = "lm-evaluation-harness's tasks"
+    summary = "run tasks of lm-evaluation-harness"
     about = (
         "Scores the log-likelihoods that tasks of lm-evaluation-harness ask for, in one run, and has "
         "the harness make its metrics of them; with --reference every answer is paired with a base's. "

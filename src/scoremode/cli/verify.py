@@ -18,14 +18,14 @@ _ENGINES = ("torch", "vllm")
 
 class _Sample(Flags, group=MOST_USED):
     engines: Flag[str, str] = Flag(
-        "torch (default), vllm, or torch,vllm; a flag for one of them goes to that one, and the torch "
-        "engine's flags but --dtype to the reference as well",
+        "verify torch (default), vllm, or torch,vllm; flags for one engine go to that one, and "
+        "the torch engine's flags except --dtype to the reference as well",
         "NAMES",
         default="torch",
     )
-    windows: Flag[int, int] = Flag("windows to draw (default: 8)", "N", read=whole, default=8)
+    windows: Flag[int, int] = Flag("draw N windows (default: 8)", "N", read=whole, default=8)
     seed: Flag[int, int] = Flag(
-        "seed of the draw of windows (default: 0)", "S", read=whole, default=0
+        "draw the windows with this seed (default: 0)", "S", read=whole, default=0
     )
 
 
@@ -37,10 +37,10 @@ class _Printed(Flags, group=MOST_USED):
 class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
     called = "verify"
     usage = "scoremode verify MODEL [flags]"
-    summary = "engines against a float32 reference, and against each other"
+    summary = "compare engines with a float32 reference, and with each other"
     about = (
         "Scores sampled windows with each engine and with a float32 reference (the torch engine in "
-        "float32, its row sums in float64), and says whether the differences are those of rounding. "
+        "float32, its row sums in float64), and reports whether the differences are within rounding. "
         "Exit code 0: all engines agree; 3: some don't."
     )
 

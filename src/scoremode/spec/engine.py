@@ -13,7 +13,8 @@ from scoremode.spec.values import bytes_of, cache_of, finite, whole
 __all__ = ["Devices", "Engine"]
 
 BOTH_ENGINES = Group(
-    "both engines", "a flag that changes nothing for the engine that runs is accepted"
+    "both engines",
+    "flags that don't apply to the chosen engine are ignored if harmless, else refused",
 )
 TORCH, VLLM = Group("torch engine"), Group("vllm engine")
 _OF_VLLM: dict[str, Any] = {
@@ -33,14 +34,15 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 class Devices(Flags, part="engine", group=MOST_USED):
     engine: Flag[Literal["torch", "vllm"], str] = Flag(
-        "torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
+        "run this engine; torch: scoremode's own (default); vllm: stock vLLM with scoremode's "
+        "plugin",
         choices=("torch", "vllm"),
         default="torch",
         moves_score=True,
     )
     devices = Number(
-        "share the windows out among N GPUs, or N parts of a CPU's cores, for the same scores (torch "
-        "engine; torchrun … -m scoremode … and srun scoremode … do so on several machines, too)",
+        "spread the windows over N GPUs, or over N parts of the CPU's cores, without changing a "
+        "score (torch engine; on several machines: torchrun … -m scoremode … or srun scoremode …)",
         "N",
         read=whole,
         in_sweep=False,
@@ -49,31 +51,32 @@ class Devices(Flags, part="engine", group=MOST_USED):
 
 class Engine(Flags, part="engine", group=BOTH_ENGINES):
     dtype: Flag[Dtype, Any] = Flag(
-        "dtype to compute in; auto (default): the checkpoint's where the device has instructions for "
-        "it, else float32; a base computes in its model's",
+        "compute in this dtype; auto (default): the checkpoint's where the device has "
+        "instructions for it, else float32; a base computes in its model's dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         moves_score=True,
         in_memory=False,
     )
     trust_remote_code: Switch = Flag(
-        "run the code that the model brings along",
+        "run code that comes with the model",
         switch=True,
         moves_score=True,
         in_memory=False,
         consent=True,
     )
     kv_cache: Name = Flag(
-        "keys and values as they are (none, the default), rounded to the checkpoint's kv_cache_scheme "
-        "(as-declared, which vllm always does), or to a format: fp8_e4m3, fp8_e5m2, int8, int4-g32, "
-        "q8_0, q4_0, nvfp4 … or k=int8,v=int4-g32, against a base without (see docs/kv-cache.md)",
+        "keep keys and values as computed (none, the default), round them to the checkpoint's "
+        "kv_cache_scheme (as-declared, which vllm always does), or to a format: fp8_e4m3, "
+        "fp8_e5m2, int8, int4-g32, q8_0, q4_0, nvfp4 … or k=int8,v=int4-g32; a base's are not "
+        "rounded (see docs/kv-cache.md)",
         "FORMAT",
         read=cache_of,
         moves_score=True,
         in_memory=False,
     )
     device: Name = Flag(
-        "cpu, cuda or cuda:1 (default: cuda if there is one)",
+        "run on cpu, cuda or cuda:1 (default: cuda if there is one)",
         "D",
         group=TORCH,
         in_memory=False,
@@ -82,7 +85,8 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "chooses",
     )
     max_memory: Quantity = Flag(
-        "memory to stay within, such as 10GiB: all of a run's on a GPU, its hidden states' on a CPU",
+        "stay within this much memory, such as 10GiB: on a GPU for all of a run, on a CPU for its "
+        "hidden states",
         "SIZE",
         read=bytes_of,
         group=TORCH,
@@ -91,7 +95,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         refusal="is for --engine torch; use --gpu-memory-utilization",
     )
     batch_size: Number = Flag(
-        "windows computed at once (default: as many as memory allows)",
+        "compute W windows at a time (default: as many as memory allows)",
         "W",
         read=whole,
         group=TORCH,
@@ -100,8 +104,8 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         refusal="is for --engine torch; use --max-num-batched-tokens",
     )
     placement: Flag[Literal["auto", "device", "host", "disk"], Any] = Flag(
-        "where a GPU's packed weights lie: its own memory, pinned host memory, or the files, read in "
-        "every pass; auto (default): the first with room",
+        "keep a GPU's packed weights in its own memory, in pinned host memory, or in the files, "
+        "to be read in every pass; auto (default): the first with room",
         choices=("auto", "device", "host", "disk"),
         default="auto",
         group=TORCH,
@@ -111,9 +115,9 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "cpu_offload_gb=N moves some",
     )
     arithmetic: Flag[Literal["auto", "weights", "weights+activations", "llama.cpp"], Any] = Flag(
-        "what is quantized: the weights alone, or activations too; auto (default): as the checkpoint "
-        "declares; llama.cpp: a GGUF file's as its CPU build does, inputs by the weight's type and "
-        "keys and values in float16",
+        "compute with quantized weights alone, or with quantized activations too; auto (default): "
+        "as the checkpoint declares; llama.cpp: as its CPU build computes a GGUF file, with "
+        "inputs by the weight's type and keys and values in float16",
         choices=("auto", "weights", "weights+activations", "llama.cpp"),
         default="auto",
         group=TORCH,
@@ -123,8 +127,8 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         refusal="vLLM's kernels decide for themselves",
     )
     kv_scales: Place = Flag(
-        "safetensors file with each layer's k_scale and v_scale, for formats with one a tensor or a "
-        "head (default: measured on the text's first windows)",
+        "take each layer's k_scale and v_scale from this safetensors file, for formats with one "
+        "scale per tensor or head (default: measure them on the text's first windows)",
         "FILE",
         group=TORCH,
         moves_score=True,
@@ -133,7 +137,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         refusal="is for --engine torch; vLLM takes the checkpoint's scales, or 1",
     )
     tensor_parallel_size: Flag[int, int] = Flag(
-        "GPUs that share every layer",
+        "split every layer across N GPUs",
         "N",
         read=whole,
         default=1,
@@ -142,7 +146,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         **_KEYWORD,
     )
     pipeline_parallel_size: Flag[int, int] = Flag(
-        "GPUs that take layers in turn",
+        "split the layers into stages on N GPUs",
         "N",
         read=whole,
         default=1,
@@ -151,20 +155,20 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         **_KEYWORD,
     )
     gpu_memory_utilization: Flag[float | None, float | None] = Flag(
-        "share of a GPU's memory to use (default: what the run needs)",
+        "use this share of a GPU's memory (default: what the run needs)",
         "SHARE",
         read=finite,
         **_KEYWORD,
     )
     max_num_batched_tokens: Number = Flag(
-        "most tokens of a step",
+        "process at most N tokens per step",
         "N",
         read=whole,
         refusal="is for --engine vllm; the torch engine takes --batch-size in windows",
         **_KEYWORD,
     )
     head_dtype: Flag[Literal["model", "float32"] | None, str | None] = Flag(
-        "dtype of the logits: the model's, as deployed (default), or float32",
+        "compute logits in the model's dtype, as deployed (default), or in float32",
         choices=("model", "float32"),
         refusal="rounds logits as vLLM does, which is for --engine vllm; the torch engine's are "
         "float32",
@@ -172,16 +176,21 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         **_OF_VLLM,
     )
     quantization: Name = Flag(
-        "quantization method (default: what the model's config says)", "METHOD", **_KEYWORD
+        "use this quantization method (default: the one in the model's config)",
+        "METHOD",
+        **_KEYWORD,
     )
     enforce_eager: Flag[bool | None, bool | None] = Flag(
-        "compile nothing (default: compiling takes longer than most runs)", pair=True, **_KEYWORD
+        "disable torch.compile and CUDA graphs (the default, since compiling takes longer than "
+        "most runs)",
+        pair=True,
+        **_KEYWORD,
     )
     disable_custom_all_reduce: Switch = Flag(
         "use NCCL's all-reduce instead of vLLM's own", switch=True, **_KEYWORD
     )
     engine_arg: Flag[Sequence[str] | None, list[str]] = Flag(
-        "any other keyword of vllm.LLM, VALUE as JSON or as it is",
+        "pass any other keyword to vllm.LLM, VALUE as JSON or plain text; repeatable",
         "KEY=VALUE",
         repeats=True,
         default=[],
@@ -189,4 +198,4 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         consent=True,
         **_OF_VLLM,
     )
-    strict: Switch = Flag("fail where the plugin does not fit this vLLM", switch=True, **_OF_VLLM)
+    strict: Switch = Flag("fail if the plugin does not fit this vLLM", switch=True, **_OF_VLLM)

@@ -32,11 +32,12 @@ __all__ = [
 MODEL, COMPARISON = Group("model"), Group("comparison")
 MIXTURE = Group(
     "mixture",
-    "Modules of another checkpoint in place of MODEL's; none is written. A PATTERN is a module's name "
-    "or a glob of one that may begin behind any dot, with all within it (layers.0, 'layers.*.mlp'), or "
-    "a regular expression from the name's start (re:.*down_proj).",
+    "Replace modules of MODEL by another checkpoint's, in memory; no checkpoint is written. A "
+    "PATTERN is a module's name, or a glob that may start after any dot and covers everything "
+    "inside (layers.0, 'layers.*.mlp'), or a regular expression anchored at the name's start "
+    "(re:.*down_proj).",
 )
-GATES = Group(f"gates (exit code {GateNotMet.exit_code} where one is not met)")
+GATES = Group(f"gates (exit code {GateNotMet.exit_code} if one is not met)")
 FORMS = ("table", "markdown", "csv", "json")
 
 
@@ -61,7 +62,7 @@ class Form(Flag[str, str]):
 
     def __init__(self, what: str, group: Group | None = None):
         super().__init__(
-            f"how to print the result (default: table); json: {what}",
+            f"print the result in this form (default: table); json: {what}",
             choices=FORMS,
             default="table",
             spelled="--format",
@@ -73,12 +74,12 @@ class Form(Flag[str, str]):
     def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
         super().add_to(parser)
         parser.add_argument("--json", action=_Form, nargs=0, const="json", dest="form",
-                            default="table", help="the same as --format json")  # fmt: skip
+                            default="table", help="same as --format json")  # fmt: skip
 
 
 class Runs(Flags):
     runs: Flag[Sequence[str | Path], list[Path]] = Flag(
-        "a run's folder, or one that holds runs", "RUN", read=Path, positional=True, nargs="+"
+        "a run's folder, or a folder of runs", "RUN", read=Path, positional=True, nargs="+"
     )
 
 
@@ -96,7 +97,7 @@ class Named(Flags, part="model"):
     """MODEL alone, which the help of most commands has before all else."""
 
     model = Name(
-        "the model: a folder, a .gguf file or a hub id",
+        "model to use: a folder, a .gguf file or a hub id",
         "MODEL",
         positional=True,
         nargs="?",
@@ -107,10 +108,10 @@ class Named(Flags, part="model"):
 
 class Model(Flags, part="model", group=MODEL):
     model = Named.model
-    model_flag = Name("MODEL, given as a flag", "MODEL", spelled="--model", in_sweep=False)
-    revision: Name = Flag("branch, tag or commit of a hub model", "REV", in_memory=False)
+    model_flag = Name("give MODEL as a flag", "MODEL", spelled="--model", in_sweep=False)
+    revision: Name = Flag("use this branch, tag or commit of a hub model", "REV", in_memory=False)
     tokenizer: Place = Flag(
-        "folder, .gguf file or hub id of a tokenizer (default: the model's own)",
+        "use the tokenizer of this folder, .gguf file or hub id (default: the model's own)",
         "T",
         path="file or hub",
     )
@@ -118,8 +119,8 @@ class Model(Flags, part="model", group=MODEL):
 
 class Against(Flags, part="comparison"):
     reference: Place = Flag(
-        "the base to compare with: what scoremode reference kept, a model (folder, .gguf file or hub "
-        "id) to run beside, or a llama.cpp file of logits",
+        "compare with this base: a reference kept by scoremode reference, a model (folder, .gguf "
+        "file or hub id) to run alongside, or a llama.cpp file of logits",
         "BASE",
         required=True,
         group=MOST_USED,
@@ -128,7 +129,7 @@ class Against(Flags, part="comparison"):
 
 
 class ReferenceRevision(Flags, part="comparison", group=COMPARISON):
-    reference_revision: Name = Flag("branch, tag or commit of a BASE on the hub", "REV")
+    reference_revision: Name = Flag("use this branch, tag or commit of a BASE on the hub", "REV")
 
 
 class Quiet(Flags, part="output"):
@@ -139,7 +140,7 @@ class Quiet(Flags, part="output"):
 
 class Output(Flags, part="output", group=MOST_USED):
     output: PathName = Flag(
-        "where runs go, a folder each (default: runs)",
+        "write each run to a folder of its own in DIR (default: runs)",
         "DIR",
         read=Path,
         default=Path("runs"),
@@ -148,21 +149,21 @@ class Output(Flags, part="output", group=MOST_USED):
         in_sweep=False,
     )
     resume: Switch = Flag(
-        "go on with a killed run of this very command", switch=True, in_sweep=False
+        "resume an interrupted run of this same command", switch=True, in_sweep=False
     )
 
 
 class Table(Flags, part="output", group=MOST_USED):
     """How a run is printed."""
 
-    verbose = Switch("print the table in full", switch=True, also=("-v",), in_sweep=False)
+    verbose = Switch("print the full table", switch=True, also=("-v",), in_sweep=False)
     form = Form("the record", group=MOST_USED)
     quiet: Switch = Quiet.quiet
 
 
-class TokenText(Flags, part="output", group=Group("what is written")):
+class TokenText(Flags, part="output", group=Group("stored columns")):
     token_text: Switch = Flag(
-        "write each target's text to scores.parquet, in a column token_text", switch=True
+        "store each target's text in scores.parquet, in a column token_text", switch=True
     )
 
 
@@ -170,13 +171,13 @@ class Sharding(
     Flags,
     part="output",
     group=Group(
-        "a share of a run",
-        "for machines that don't know of each other; scoremode merge makes the run",
+        "sharding",
+        "run shards on independent machines and combine them with scoremode merge",
     ),
 ):
     shard: Name = Flag(
-        "score the i-th of N shares of the run's passes, with i from 1 to N: the same scores as one "
-        "process's, and no metrics till all N are merged (ppl and kld of one model)",
+        "score only shard i of N, with i from 1 to N: the same scores as a single process's, and "
+        "no metrics until all N are merged (ppl and kld of one model)",
         "i/N",
         read=shard_of,
         in_sweep=False,
@@ -186,20 +187,22 @@ class Sharding(
 
 class Gates(Flags, part="output", group=GATES):
     max_kld: Flag[float | None, Limit | None] = Flag(
-        "most that the mean KLD may be", "NATS", read=nats_of
+        "fail if the mean KLD exceeds NATS", "NATS", read=nats_of
     )
     max_kld_p99: Flag[float | None, Limit | None] = Flag(
-        "most that the KLD's 99th percentile may be", "NATS", read=nats_of
+        "fail if the KLD's 99th percentile exceeds NATS", "NATS", read=nats_of
     )
     max_ppl_ratio: Flag[float | None, Limit | None] = Flag(
-        "most that PPL / base PPL may be", "R", read=ratio_of
+        "fail if PPL / base PPL exceeds R", "R", read=ratio_of
     )
     min_top1: Flag[float | str | None, Limit | None] = Flag(
-        "least share of targets with the same top-1, such as 0.9 or 90%%", "SHARE", read=share_of
+        "fail if the share of targets with the same top-1 is below SHARE, such as 0.9 or 90%%",
+        "SHARE",
+        read=share_of,
     )
     gate_on: Flag[Literal["value", "upper"], Any] = Flag(
-        "what gates judge: the number itself (default), or the upper bound of its 95 %% interval (for "
-        "--min-top1 the lower one), so that luck with the text meets no gate",
+        "judge the number itself (default), or the upper bound of its 95 %% interval (for "
+        "--min-top1 the lower one), so that a gate isn't passed by chance",
         choices=("value", "upper"),
         default="value",
     )
@@ -207,7 +210,7 @@ class Gates(Flags, part="output", group=GATES):
 
 class KeepDense(Flags, part="model", group=MIXTURE):
     keep_dense: Flag[Sequence[str] | None, list[str] | None] = Flag(
-        "modules that stay as the base has them; may be given several times",
+        "keep these modules as the base has them; repeatable",
         "PATTERN",
         repeats=True,
         in_memory=False,
@@ -216,7 +219,7 @@ class KeepDense(Flags, part="model", group=MIXTURE):
 
 class Swap(Flags, part="model", group=MIXTURE):
     swap: Flag[Sequence[str] | None, list[str] | None] = Flag(
-        "modules to take from OTHER, a checkpoint of the same base; may be given several times",
+        "take these modules from OTHER, a checkpoint of the same base; repeatable",
         "PATTERN=OTHER",
         repeats=True,
         in_memory=False,
@@ -225,27 +228,29 @@ class Swap(Flags, part="model", group=MIXTURE):
 
 class Comparison(Flags, part="comparison", group=COMPARISON):
     llama_cpp_block = Switch(
-        "print llama-perplexity's block of statistics as well; with --json it is in the record",
+        "also print llama-perplexity's block of statistics; with --json it is in the record",
         switch=True,
         in_sweep=False,
     )
     reference_revision = ReferenceRevision.reference_revision
     full: Switch = Flag(
-        "Jensen-Shannon divergence and top-k agreement, by a second pass over the logits",
+        "also compute Jensen-Shannon divergence and top-k agreement, by a second pass over the "
+        "logits",
         switch=True,
         moves_score=True,
     )
     confident: Flag[float | str, float] = Flag(
-        "probability of its likeliest token above which the base is sure of it: the share of such "
-        "targets where the model finds another one likeliest is told apart (default: 0.9)",
+        "report separately the share of targets where the model's top token differs although the "
+        "base gave its own more than probability P (default: 0.9)",
         "P",
         read=probability_of,
         default=0.9,
         moves_score=True,
     )
     noise_floor: Flag[Literal["auto", "attention", "dtype", "engine"] | None, Any] = Flag(
-        "how far the base is from itself when it runs again with other arithmetic: another attention "
-        "backend or, where that changes nothing, another dtype (auto); or the other engine",
+        "measure how far the base is from itself when it runs again with different arithmetic: "
+        "another attention backend or, where that changes nothing, another dtype (auto); or the "
+        "other engine",
         choices=("auto", "attention", "dtype", "engine"),
         nargs="?",
         const="auto",
@@ -253,9 +258,9 @@ class Comparison(Flags, part="comparison", group=COMPARISON):
     )
 
 
-class Kept(Flags, part="output", group=Group("what is kept")):
+class Kept(Flags, part="output", group=Group("reference storage")):
     head: Flag[Literal["stored", "checkpoint"], Any] = Flag(
-        "where the base's head is kept: in DIR (default), or left in its checkpoint, which must then "
+        "store the base's head in DIR (default), or leave it in its checkpoint, which must then "
         "stay where it is",
         choices=("stored", "checkpoint"),
         default="stored",

@@ -31,12 +31,14 @@ __all__ = [
     "Text",
 ]
 
-TEXT = Group("text", "without any, WikiText-2's test split from the hub")
-CONVERSATIONS = Group("conversations", "how those of --conversations are scored")
+TEXT = Group("text", "default: WikiText-2's test split, from the hub")
+CONVERSATIONS = Group("conversations", "how chats are scored")
 PROTOCOL = Group(
-    "protocol", "a flag that changes a preset makes it another protocol, and names it so"
+    "protocol", "overriding a preset changes the protocol's recorded name, such as exl3+stride=1024"
 )
-STOPPING = Group("an early end", "windows are drawn at random, so that those done stand for all")
+STOPPING = Group(
+    "early stopping", "windows are scored in random order, so the finished ones are a fair sample"
+)
 
 # Sources of a text; flags that change nothing with the one that is named are refused.
 DEFAULT, KEPT = "the default text, WikiText-2", "the text of a kept reference"
@@ -72,7 +74,7 @@ class _Presets(argparse.Action):
 
 class Text(Flags, part="text", group=TEXT):
     file: Flag[str | Path | Sequence[str | Path] | None, list[Path] | None] = Flag(
-        "a text file, taken as it is; given again: one text of all, in their order; a folder: its "
+        "score a text file as it is; repeat to join files into one text, in order; a folder: its "
         "files, by name; -: standard input",
         "FILE",
         read=Path,
@@ -82,58 +84,62 @@ class Text(Flags, part="text", group=TEXT):
         group=MOST_USED,
     )
     conversations: Place = Flag(
-        "chats in a .jsonl or .parquet file, or of the hub: messages, ShareGPT's conversations, or "
-        "prompt and completion; by the model's chat template, under the protocol chat",
+        "score chats of a .jsonl or .parquet file or of the hub: messages, ShareGPT's "
+        "conversations, or prompt and completion; by the model's chat template, under the "
+        "protocol chat",
         "CHATS",
         once=True,
         path="file or hub",
         group=MOST_USED,
     )
     preset: Name = Flag(
-        "a text by its name, such as c4-gptq, from the hub; with --dataset-file from a local copy",
+        "score a predefined text, such as c4-gptq, from the hub, or from a local copy with "
+        "--dataset-file",
         "NAME",
         once=True,
     )
     list_presets = Flag[None, None](
-        "print these names and what they stand for", action=_Presets, nargs=0, in_sweep=False
+        "list the predefined texts and exit", action=_Presets, nargs=0, in_sweep=False
     )
-    text: Name = Flag("a text, on the command line", "TEXT", once=True, longest=1000)
-    dataset: Name = Flag("a data set on the hub (default: wikitext)", "NAME", once=True)
+    text: Name = Flag("score this text", "TEXT", once=True, longest=1000)
+    dataset: Name = Flag("score a data set on the hub (default: wikitext)", "NAME", once=True)
     dataset_file: PathName = Flag(
-        "a data set on this machine: .jsonl, .parquet or wiki.test.raw",
+        "score a data set on this machine: .jsonl, .parquet or wiki.test.raw",
         "FILE",
         read=Path,
         once=True,
         path="file",
     )
     dataset_config: Name = Flag(
-        "configuration of the hub data set (default for wikitext: wikitext-2-raw-v1)",
+        "use this configuration of the hub data set (default for wikitext: wikitext-2-raw-v1)",
         "NAME",
         sources=_HUB,
     )
     dataset_revision: Name = Flag(
-        "branch, tag or commit of the hub data set",
+        "use this branch, tag or commit of the hub data set",
         "REV",
         sources=_HUB | {"--preset", "--preset of conversations"},
     )
-    split: Name = Flag("split of the hub data set (default: test)", "NAME", sources=_HUB)
+    split: Name = Flag("use this split of the hub data set (default: test)", "NAME", sources=_HUB)
     text_field: Name = Flag(
-        "column or field of a data set that holds the text (default: text)", "NAME", sources=_FIELDS
+        "read the text from this column or field of a data set (default: text)",
+        "NAME",
+        sources=_FIELDS,
     )
     group_by: Name = Flag(
-        "column or field of a data set or of conversations that names each row's group, such as "
-        "domain: a line of the table each; file: texts of -f, each by itself, labelled by its name",
+        "report each group of rows separately, by this column or field of a data set or of chats, "
+        "such as domain; file: score each file of -f by itself, labeled by its name",
         "FIELD",
         sources=_ROWS | {"-f"},
     )
     num_samples: Number = Flag(
-        "take only N rows of the data set: the first ones, or those that --seed draws",
+        "use only N rows of the data set: the first ones, or a random draw with --seed",
         "N",
         read=whole,
         sources=_ROWS | {KEPT},
     )
     score: Flag[Literal["assistant", "completion", "all"] | None, str | None] = Flag(
-        "targets that count: all that the assistant generated, its last turn, or every token "
+        "score what the assistant generated, only its last turn (completion), or every token "
         "(default: assistant)",
         choices=("assistant", "completion", "all"),
         part="protocol",
@@ -141,15 +147,15 @@ class Text(Flags, part="text", group=TEXT):
         group=CONVERSATIONS,
     )
     long: Flag[Literal["truncate", "split", "skip"] | None, str | None] = Flag(
-        "what becomes of a conversation longer than the context length: its beginning, windows that "
-        "each begin half a window before what is new, or nothing (default: truncate)",
+        "for conversations longer than the context: truncate (keep the beginning), split (into "
+        "windows that overlap by half) or skip (default: truncate)",
         choices=("truncate", "split", "skip"),
         part="protocol",
         sources=_CHATS,
         group=CONVERSATIONS,
     )
     chat_template: PathName = Flag(
-        "a Jinja template in place of the model's, for the base as well",
+        "use a Jinja template in place of the model's, for the base as well",
         "FILE",
         read=Path,
         path="file",
@@ -157,22 +163,22 @@ class Text(Flags, part="text", group=TEXT):
         group=CONVERSATIONS,
     )
     chat_template_kwargs: Flag[Mapping[str, Any] | str | None, dict[str, Any] | None] = Flag(
-        "values for the template, such as '{\"enable_thinking\": false}'",
+        "pass these values to the template, such as '{\"enable_thinking\": false}'",
         "JSON",
         read=object_of,
         sources=_CHATS,
         group=CONVERSATIONS,
     )
     chat_date: Flag[datetime.date | str | None, datetime.date | None] = Flag(
-        "the day that a template is told that asks for today's (default: 2025-01-01)",
+        "give this date to chat templates that ask for today's (default: 2025-01-01)",
         "DATE",
         read=date_of,
         sources=_CHATS,
         group=CONVERSATIONS,
     )
     skip_bad_rows: Number = Flag(
-        "leave out up to N rows that are no conversation, that the template refuses or that have "
-        "nothing to score, and name them (default: 0)",
+        "skip, and list, up to N rows that are no conversation, that the template rejects, or "
+        "that have nothing to score (default: 0)",
         "N",
         read=whole,
         sources=_CHATS,
@@ -190,48 +196,53 @@ class Protocol(Text, part="protocol", group=PROTOCOL):
         group=MOST_USED,
     )
     context_length: Quantity = Flag(
-        "tokens of a window, such as 32k (default: the protocol's)",
+        "use windows of L tokens, such as 32k (default: the protocol's)",
         "L",
         read=tokens_of,
         also=("-c",),
         group=MOST_USED,
     )
     stride: Quantity = Flag(
-        "tokens between the starts of windows (default: the protocol's)",
+        "start a window every S tokens (default: the protocol's)",
         "S",
         read=tokens_of,
         sources=_WINDOWS,
     )
     limit: Number = Flag("score only the first W windows", "W", read=whole, also=("--chunks",))
     bos: Flag[Literal["auto", "always", "never"] | None, str | None] = Flag(
-        "whether a BOS token stands in front; auto: as the tokenizer has it (default: the protocol's)",
+        "start with a BOS token always, never, or as the tokenizer does (auto) (default: the "
+        "protocol's)",
         choices=("auto", "always", "never"),
         sources=_WINDOWS,
     )
     vocabulary: Flag[Literal["config", "tokenizer", "head"] | None, str | None] = Flag(
-        "entries that the softmax runs over: the config's vocab_size, the tokenizer's, or the whole "
-        "head's (default: the protocol's)",
+        "run the softmax over the config's vocab_size, the tokenizer's entries, or the whole head "
+        "(default: the protocol's)",
         choices=("config", "tokenizer", "head"),
     )
 
 
-class Calibration(Flags, part="output", group=Group("held out?")):
+class Calibration(Flags, part="output", group=Group("contamination check")):
     calibration: Place = Flag(
-        "what the model was calibrated on: a text file, texts or chats in .jsonl or .parquet, or a "
-        "data set of the hub; how much of the scored text is in it is noted",
+        "look for the scored text in the model's calibration data: a text file, texts or chats in "
+        ".jsonl or .parquet, or a data set on the hub; the record says how much of the scored "
+        "text appears in it",
         "TEXT",
         once=True,
         path="file or hub",
     )
     calibration_config: Name = Flag(
-        "configuration of that hub data set", "NAME", sources=_CALIBRATION_HUB
+        "use this configuration of that hub data set", "NAME", sources=_CALIBRATION_HUB
     )
     calibration_revision: Name = Flag(
-        "branch, tag or commit of it (default: main)", "REV", sources=_CALIBRATION_HUB
+        "use this branch, tag or commit of it (default: main)", "REV", sources=_CALIBRATION_HUB
     )
-    calibration_split: Name = Flag("split of it (default: train)", "NAME", sources=_CALIBRATION_HUB)
+    calibration_split: Name = Flag(
+        "use this split of it (default: train)", "NAME", sources=_CALIBRATION_HUB
+    )
     calibration_field: Name = Flag(
-        "column or field of its rows that holds the text, where they are no chats (default: text)",
+        "read the text from this column or field of its rows, unless they are chats (default: "
+        "text)",
         "NAME",
         sources=_CALIBRATION_HUB | {"--calibration ROWS"},
     )
@@ -239,17 +250,19 @@ class Calibration(Flags, part="output", group=Group("held out?")):
 
 class Seed(Flags, part="text"):
     seed: Number = Flag(
-        "seed that draws the rows of --num-samples, in place of the first ones", "N", read=whole
+        "draw the rows of --num-samples with this seed, instead of taking the first ones",
+        "N",
+        read=whole,
     )
 
 
 class Stopping(Flags, part="output", group=STOPPING):
     stop_when: Name = Flag(
-        "end when the 95 %% interval of what all windows would give is this narrow: 'ppl ±0.5 %%', "
-        "'ppl ±0.05', 'kld ±2 %%', 'kld ±0.001' (+- stands for ±)",
+        "stop once the 95 %% interval for all windows is this narrow: 'ppl ±0.5 %%', 'ppl ±0.05', "
+        "'kld ±2 %%', 'kld ±0.001' (+- stands for ±)",
         "RULE",
         read=rule_of,
     )
     seed: Number = Seed.seed.but(
-        help=f"{Seed.seed.help}; with --stop-when of the order of its windows (default there: 0)"
+        help=f"{Seed.seed.help}; with --stop-when, draw the order of its windows (default there: 0)"
     )
