@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
+from scoremode.cli.check import Check
 from scoremode.cli.generate import Generate, generated
 from scoremode.errors import GateNotMet, UsageError
 from scoremode.spec.engine import Devices, Engine
@@ -307,8 +308,7 @@ def compare(
     from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.paths import run_folders
 
-    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    return ranking(run_folders(folders), by)
+    return ranking(run_folders(_folders(runs)), by)
 
 
 def card(runs: "Sequence[Run | str | Path]") -> str:
@@ -317,24 +317,11 @@ def card(runs: "Sequence[Run | str | Path]") -> str:
     from scoremode.cli.card import card as card_of
     from scoremode.results.folders.paths import run_folders
 
-    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    return card_of(run_folders(folders))
+    return card_of(run_folders(_folders(runs)))
 
 
-def check(
-    run: "Run | str | Path | Sequence[Run | str | Path]",
-    *,
-    against: str | Path | None = None,
-    share: float | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    model: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    reference: str | Path | None = None,
-    file: str | Path | Sequence[str | Path] = (),
-    fetch: bool = False,
-) -> dict[str, Any]:
+@_Keywords(Check)
+def check(run: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any) -> dict[str, Any]:
     """Audits one or several finished runs: makes every number, hash and token id again that can be.
 
     Returns what `scoremode check --json` prints: `counts` of what `held`, was `unchecked`, is `wrong`,
@@ -349,19 +336,9 @@ def check(
     Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
     its model raises. What is wrong with a run raises nothing.
     """
-    from scoremode.runs.check.check import check, rerun_of
-    from scoremode.runs.check.sources import Sources
-
+    _check_names("check", check, keywords)
     runs = [run] if isinstance(run, Run | str | Path) else run
-    files = [file] if isinstance(file, str | Path) else file
-    named = {"model": model, "tokenizer": tokenizer, "reference": reference}
-    places = {name: None if path is None else str(path) for name, path in named.items()}
-    again = None if against is None else str(against)
-    return check(
-        [one.folder if isinstance(one, Run) else Path(one) for one in runs],
-        Sources(**places, files=tuple(map(Path, files)), fetch=fetch),
-        rerun_of(again, share, seed, device, trust_remote_code),
-    )
+    return Check.of(runs=_folders(runs), **keywords).audited()
 
 
 @_Keywords(_Swept)
@@ -424,7 +401,7 @@ def write_report(
     """
     from scoremode.report.page import document as make
 
-    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    folders = _folders(runs)
     return make.write_report(folders, Path(output), None if plots is None else Path(plots))[0]
 
 
@@ -447,11 +424,15 @@ def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool
     from scoremode.cli.screen import shown
     from scoremode.results.shards.merge import merge as merge_shards
 
-    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    folders = _folders(runs)
     command = ("scoremode", "merge", *map(str, folders), f"--output-path={output}")
     with shown(command, hidden=quiet, before=0.0) as session:
         record = merge_shards(folders, Path(output), command=command, notify=session.screen.line)
     return Run(Path(output), record)
+
+
+def _folders(runs: "Sequence[Run | str | Path]") -> list[Path]:
+    return [run.folder if isinstance(run, Run) else Path(run) for run in runs]
 
 
 def _check_names(name: str, function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:

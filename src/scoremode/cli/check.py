@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from scoremode.cli.command import Command, print_result
 from scoremode.cli.screen import Session
@@ -68,33 +69,26 @@ class Check(Runs, _Again, _Places, Command):
         "be checked and why, and everything that is wrong. Exit code 0: all that could be checked "
         "holds; 3: something is wrong."
     )
-    runs: Flag[Sequence[str | Path], list[Path]] = Runs.runs.but(
-        help="a run's folder, or a folder of runs"
-    )
     verbose = Switch("print a line for each check that held", switch=True, also=("-v",))
     form = Form("all findings")
-    quiet: Switch = Flag("print neither progress nor findings", switch=True)
+    quiet = Switch("print neither progress nor findings", switch=True)
 
     def run(self, session: Session) -> int:
         check_least(0, self, "seed")
         from scoremode.report.checks import check_document
-        from scoremode.runs.check.check import check, rerun_of
-        from scoremode.runs.check.sources import Sources
 
-        rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
-        sources = Sources(
-            self.model, self.tokenizer, self.reference, tuple(self.file), fetch=self.fetch
-        )
         screen = session.screen
-        value = check(
-            self.runs,
-            sources,
-            rerun,
-            progress=screen.progress,
-            notify=screen.line,
-            tell=screen.stage,
-        )
+        value = self.audited(progress=screen.progress, notify=screen.line, tell=screen.stage)
         result = {**value, "command": list(session.command)}
         document = partial(check_document, verbose=self.verbose)
         print_result(session, result, document, self.form, quiet=self.quiet)
         return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0
+
+    def audited(self, **shown: Any) -> dict[str, Any]:
+        """What an audit finds; `shown`: who is told how far it is."""
+        from scoremode.runs.check.check import check, rerun_of
+        from scoremode.runs.check.sources import Sources
+
+        rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
+        places = self.model, self.tokenizer, self.reference, tuple(self.file)
+        return check(self.runs, Sources(*places, fetch=self.fetch), rerun, **shown)

@@ -78,7 +78,7 @@ class Form(Flag[str, str]):
 
 
 class Runs(Flags):
-    runs: Flag[Sequence[str | Path], list[Path]] = Flag(
+    runs = Flag[Sequence[str | Path], list[Path]](
         "a run's folder, or a folder of runs", "RUN", read=Path, positional=True, nargs="+"
     )
 
