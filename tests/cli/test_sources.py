@@ -210,9 +210,8 @@ def test_keywords_and_a_sweeps_keys_are_refused_alike(demo, tmp_path, capsys):
     ],
 )
 def test_other_flags_that_change_nothing(argv, line, demo, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "scoremode.cli.tasks.Tasks._harness", lambda _: argparse.Namespace(asked=str)
-    )
+    harness = argparse.Namespace(corpus=str), [argparse.Namespace(name="M")]
+    monkeypatch.setattr("scoremode.cli.tasks.Tasks._harness", lambda _: harness)
     places = {"M": str(demo / "model"), "T": str(demo / "heldout.txt")}
     words = [places.get(word, word) for word in argv]
     assert main([*words, "--device", "cpu", "-o", str(tmp_path / "runs")]) == 2
