@@ -24,7 +24,7 @@ def test_whatever_escapes_from_a_command_is_one_line(name, error, capsys, monkey
     def run(spec, session):
         raise error
 
-    monkeypatch.setattr(commands.COMMANDS[name], "run", run)
+    monkeypatch.setattr(commands.command_class(name), "run", run)
     arguments = [name, *ARGUMENTS.get(name, ["m"])]
     assert main(arguments) == 1
     (line,) = lines_of(capsys.readouterr().err)

@@ -4,45 +4,34 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
-from scoremode.cli.attribute import Attribute
-from scoremode.cli.card import Card
-from scoremode.cli.check import Check
 from scoremode.cli.command import Command
-from scoremode.cli.compare import Compare
-from scoremode.cli.demo import Demo
 from scoremode.cli.devices import parsed, run_on_devices
-from scoremode.cli.generate import Generate
-from scoremode.cli.inspect import Inspect
-from scoremode.cli.kld import Kld
-from scoremode.cli.merge import Merge
-from scoremode.cli.plan import Plan
-from scoremode.cli.ppl import Ppl
 from scoremode.cli.process import ending
-from scoremode.cli.reference import Reference
-from scoremode.cli.report import Report
 from scoremode.cli.screen import shown
-from scoremode.cli.show import Show
-from scoremode.cli.status import Status
-from scoremode.cli.sweep import Sweep
-from scoremode.cli.tasks import Tasks
-from scoremode.cli.verify import Verify
 from scoremode.cli.version import VersionAction
 from scoremode.errors import ScoremodeError
 from scoremode.spec.flag import Parser, check_utf8
 
-__all__ = ["COMMANDS", "command", "command_parser", "main", "parsed_command", "settle_imports"]
+__all__ = [
+    "COMMANDS",
+    "command",
+    "command_class",
+    "command_parser",
+    "main",
+    "parsed_command",
+    "settle_imports",
+]
 
 # A suggested command of more characters is nothing to copy.
 _LONGEST = 600
-# In the order of the help.
-COMMANDS: dict[str, type[Command]] = {
-    command.called: command
-    for command in (
-        *(Ppl, Kld, Attribute, Tasks, Merge, Sweep, Reference, Generate, Show, Compare, Report),
-        *(Status, Check, Card, Plan, Inspect, Verify, Demo),
-    )
-}
+# Modules of this folder, in the order of the help; each has a class of that name. Only that of the
+# command that is given is imported.
+COMMANDS = (
+    "ppl kld attribute tasks merge sweep reference generate show compare report status check card plan "
+    "inspect verify demo"
+).split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,13 +61,18 @@ def parsed_command(argv: Sequence[str]) -> Command:
     """What a command line asks for, without the program's name. Raises UsageError, and SystemExit where
     help was asked for."""
     check_utf8(argv)
-    values = vars(_parser(*argv[:1]).parse_args(argv))
-    return COMMANDS[values["command"]].parsed(values)
+    names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    values = vars(_parser(names).parse_args(argv))
+    return command_class(values["command"]).parsed(values)
+
+
+def command_class(name: str) -> type[Command]:
+    return getattr(import_module(f"scoremode.cli.{name}"), name.capitalize())
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one command's flags."""
-    (commands,) = (a for a in _parser(name)._actions if isinstance(a, argparse._SubParsersAction))
+    (commands,) = (a for a in _parser([name])._actions if isinstance(a, argparse._SubParsersAction))
     return commands.choices[name]
 
 
@@ -89,8 +83,8 @@ def settle_imports() -> None:
         module.libraries.settle()
 
 
-def _parser(named: str | None = None) -> argparse.ArgumentParser:
-    """The program's parser; of the commands only the one that is `named` has its flags."""
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The program's parser, with these commands."""
     parser = Parser(
         prog="scoremode",
         description="Exact perplexity and KL divergence of quantized language models, on the "
@@ -103,12 +97,11 @@ def _parser(named: str | None = None) -> argparse.ArgumentParser:
         help="show the version and exit; --version -v: everything that a bug report needs",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for name, command in COMMANDS.items():
+    for command in map(command_class, names):
         flags = commands.add_parser(
-            name, usage=command.usage, help=command.summary, description=command.about
+            command.called, usage=command.usage, help=command.summary, description=command.about
         )
-        if name == named:
-            command.add_to(flags)
+        command.add_to(flags)
     return parser
 
 
