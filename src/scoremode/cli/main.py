@@ -29,9 +29,9 @@ _LONGEST = 600
 # Modules of this folder, in the order of the help; each has a class of that name. Only that of the
 # command that is given is imported.
 COMMANDS = (
-    "ppl kld attribute tasks merge sweep reference generate show compare report status check card plan "
-    "inspect verify demo"
-).split()
+    "ppl", "kld", "attribute", "tasks", "merge", "sweep", "reference", "generate", "show", "compare",
+    "report", "status", "check", "card", "plan", "inspect", "verify", "demo",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
