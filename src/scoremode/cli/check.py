@@ -85,7 +85,7 @@ class Check(Runs, _Again, _Places, Command):
         return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0
 
     def audited(self, **shown: Any) -> dict[str, Any]:
-        """What an audit finds; `shown`: who is told how far it is."""
+        """Runs the audit and returns its findings; `shown`: callbacks for its progress."""
         from scoremode.runs.check.check import check, rerun_of
         from scoremode.runs.check.sources import Sources
 

@@ -198,7 +198,7 @@ def _prompts(spec: Generate, name: str, session: Session) -> "Prompts":
 
 
 def _engine(spec: Generate, session: Session) -> "generation.Engine":
-    """How the model is run. Raises UsageError for a flag that the engine can't obey."""
+    """The engine that runs the model. Raises UsageError for a flag that the engine can't obey."""
     check_least(1, spec, "batch_size", "tensor_parallel_size")
     for name, flag in spec.flags.items():
         if flag.engine not in (None, spec.engine) and getattr(spec, name):

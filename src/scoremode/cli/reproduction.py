@@ -195,7 +195,7 @@ def _chats(chats: Mapping[str, Any]) -> _Given:
 
 
 def _recorded(record: Mapping[str, Any]) -> Measurement | None:
-    """What the record's own command asked for, None where it is none of a single run."""
+    """The spec of the record's own command, None where it isn't a single run's."""
     from scoremode.cli.main import parsed_command
     from scoremode.results.record.sections import command_of
 
@@ -233,7 +233,7 @@ def _measured_by(record: Mapping[str, Any]) -> _Given:
 
 
 def _tuning(recorded: Measurement) -> _Given:
-    """What else the run's command said of how to compute."""
+    """The flags of the run's own command that change how scores are computed."""
     return {
         name: value
         for name, flag in sorted(recorded.flags.items())

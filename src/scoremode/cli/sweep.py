@@ -114,7 +114,7 @@ def requests_of(specs: "Sequence[Kld]", session: Session) -> "list[Request]":
 def read_sweep_file(
     file: Path, consent: Mapping[str, Any] | None = None, output: Path | None = None
 ) -> list[dict[str, Any]]:
-    """What `Kld` is given by a TOML file, whose paths are relative to it, for each text and protocol.
+    """The keywords of `Kld` for each text and protocol of a TOML file, whose paths are relative to it.
 
     - `consent`: flags that only a command line may give, for all of them.
     - `output`: the folder that all goes to, instead of the file's own choice.
@@ -169,7 +169,7 @@ def _output(name: Any, file: Path) -> str:
 def definitions(
     spec: Mapping[str, Any], folder: Path | None = None, consent: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """What `Kld` is given for each text under each protocol, or for each of several kept references.
+    """The keywords of `Kld` for each text under each protocol, or for each of several kept references.
 
     - `spec`: `base`, `models`, `output`, `texts`, `protocols`, `flags`; a text or protocol is a mapping
       of flags, or a file's or a protocol's name.

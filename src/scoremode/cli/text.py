@@ -160,7 +160,7 @@ def _conversations(spec: Text, name: str, session: Session) -> "corpus.Corpus":
 
 
 def _conversation_fields(spec: Text) -> dict[str, Any]:
-    """What the flags say of conversations but which they are. Raises UsageError."""
+    """The settings of conversations, apart from their source. Raises UsageError."""
     if (spec.skip_bad_rows or 0) < 0:
         raise UsageError(f"--skip-bad-rows {spec.skip_bad_rows}: must be at least 0")
     from scoremode.text.conversations.template import DATE

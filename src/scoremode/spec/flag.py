@@ -1,4 +1,4 @@
-"""Flags as values: each is declared once, and argparse, Python's signatures and TOML are made of it.
+"""Flags as values: each is declared once, for argparse, Python's signatures and sweeps in TOML.
 
 A command is a class whose attributes are flags, its own and those of the groups that it inherits:
 
@@ -49,7 +49,7 @@ __all__ = [
 
 Given = TypeVar("Given")
 Value = TypeVar("Value")
-# Where a flag says what is scored, and what it says of how that is done or shown.
+# The subject of a flag.
 Part = Literal["model", "text", "protocol", "engine", "comparison", "output"]
 
 
@@ -67,25 +67,25 @@ MOST_USED = Group("most used")
 
 @dataclass(eq=False)
 class Flag(Generic[Given, Value]):
-    """One thing that can be asked for; `Given` is what Python's callers may give, `Value` what it is.
+    """A flag; `Given` is the type that Python callers may pass, `Value` the type of its value.
 
-    - `help`, `metavar`: as its help shows it; `spelled`: its name there, if not the attribute's.
-    - `also`: further names, such as `-c`; `positional`: it has none.
-    - `read`: its value by the text of it; `choices`: all that there are.
-    - `switch`: it takes no value; `pair`: and has a `--no-…`; `repeats`: it may be given several times;
-      `once`: a second one is refused; `nargs`, `const`, `required`, `action`: argparse's.
-    - `group`, `part`: where the help has it, and what it says something of; a class's, if not its own.
+    - `help`, `metavar`: shown by --help; `spelled`: its name there, if it differs from the attribute's.
+    - `also`: other names, such as `-c`; `positional`: the flag has no name.
+    - `read`: turns text into a value; `choices`: the values that are allowed.
+    - `switch`: takes no value; `pair`: is a switch with a `--no-…`; `repeats`: may be given several
+      times; `once`: a second one is an error; `nargs`, `const`, `required`, `action`: argparse's.
+    - `group`: its heading in the help; `part`: its subject; both are the class's by default.
 
-    What it means besides:
+    Further facts:
 
-    - `engine`: the only one that it is for; `refusal`: why the other one refuses it, but for its
-      default and what is `harmless`; `keyword`: vLLM has it by the same name.
-    - `sources`: the texts that it says something of; None: of all of them.
-    - `path`: it names a file, or what may be one or be the hub's.
-    - `moves_score`: by how it is computed, so that whoever measures a run again needs it.
-    - `in_sweep`: a sweep's file may have it; `in_memory`: so may the run of a module in memory;
-      `consent`: it lets somebody else's code run.
-    - `longest`: characters of a value that stands in a command; a longer one's number does.
+    - `engine`: the only engine that obeys it; `refusal`: why the other one refuses it, unless it has its
+      default or a `harmless` value; `keyword`: vLLM takes it under the same name.
+    - `sources`: the kinds of text that it applies to; None: all of them.
+    - `path`: the value names a file, or a file or something on the hub.
+    - `moves_score`: changes how scores are computed, so the command that repeats a run includes it.
+    - `in_sweep`: a sweep's file may set it; `in_memory`: it applies to a module in memory; `consent`: it
+      lets other people's code run.
+    - `longest`: a longer value is recorded as its number of characters.
     """
 
     help: str
@@ -305,12 +305,12 @@ class Flags:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's; what can't be parsed raises UsageError. Parsers of commands are of the same class."""
+    """argparse's parser, raising UsageError instead of exiting; commands have one of this class, too."""
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  typeshed: three overloads
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        """argparse's; words between flags that are none are models, of a command that takes several."""
+        """Parses as argparse does; leftover words are models, of a command that takes several."""
         parsed, rest = super().parse_known_args(args, namespace)
         several = self.get_default("further_models") is not None
         if several and not any(word.startswith("-") for word in rest):

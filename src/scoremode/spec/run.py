@@ -94,7 +94,7 @@ class Further(Flag[Sequence[str], tuple[str, ...]]):
 
 
 class Named(Flags, part="model"):
-    """MODEL alone, which the help of most commands has before all else."""
+    """MODEL alone, which stands first in most helps."""
 
     model = Name(
         "model to use: a folder, a .gguf file or a hub id",
@@ -154,7 +154,7 @@ class Output(Flags, part="output", group=MOST_USED):
 
 
 class Table(Flags, part="output", group=MOST_USED):
-    """How a run is printed."""
+    """Flags of how a run is printed."""
 
     verbose = Switch("print the full table", switch=True, also=("-v",), in_sweep=False)
     form = Form("the record", group=MOST_USED)
