@@ -58,7 +58,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def parsed_command(argv: Sequence[str]) -> Command:
-    """What a command line asks for, without the program's name. Raises UsageError, and SystemExit where
+    """Reads a command line without the program's name. Raises UsageError, and SystemExit where
     help was asked for."""
     check_utf8(argv)
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS

@@ -69,7 +69,7 @@ MOST_USED = Group("most used")
 class Flag(Generic[Given, Value]):
     """A flag; `Given` is the type that Python callers may pass, `Value` the type of its value.
 
-    - `help`, `metavar`: shown by --help; `spelled`: its name there, if it differs from the attribute's.
+    - `help`, `metavar`: shown by --help; `spelled`: its name there, if not the attribute's.
     - `also`: other names, such as `-c`; `positional`: the flag has no name.
     - `read`: turns text into a value; `choices`: the values that are allowed.
     - `switch`: takes no value; `pair`: is a switch with a `--no-…`; `repeats`: may be given several
@@ -78,13 +78,13 @@ class Flag(Generic[Given, Value]):
 
     Further facts:
 
-    - `engine`: the only engine that obeys it; `refusal`: why the other one refuses it, unless it has its
-      default or a `harmless` value; `keyword`: vLLM takes it under the same name.
+    - `engine`: the only engine that obeys it; `refusal`: why the other one refuses it, unless its
+      value is the default or `harmless`; `keyword`: vLLM takes it under the same name.
     - `sources`: the kinds of text that it applies to; None: all of them.
     - `path`: the value names a file, or a file or something on the hub.
     - `moves_score`: changes how scores are computed, so the command that repeats a run includes it.
-    - `in_sweep`: a sweep's file may set it; `in_memory`: it applies to a module in memory; `consent`: it
-      lets other people's code run.
+    - `in_sweep`: a sweep's file may set it; `in_memory`: it applies to a module in memory; `consent`:
+      it lets other people's code run.
     - `longest`: a longer value is recorded as its number of characters.
     """
 
@@ -139,7 +139,7 @@ class Flag(Generic[Given, Value]):
         raise AttributeError(f"{self.name}: a spec doesn't change; `but` makes another one")
 
     def but(self, **changes: Any) -> Self:
-        """The same flag, as another command has it."""
+        """Returns this flag with changes, for another command."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -278,7 +278,7 @@ class Flags:
         return spec
 
     def but(self, **values: Any) -> Self:
-        """The same spec with other values, which are read already."""
+        """Returns this spec with other values, which are read already."""
         spec = type(self).__new__(type(self))
         spec.__dict__.update(self.__dict__ | values)
         return spec
@@ -305,7 +305,7 @@ class Flags:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, raising UsageError instead of exiting; commands have one of this class, too."""
+    """argparse's parser, raising UsageError instead of exiting; each command has one of its own."""
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  typeshed: three overloads
         self, args: Any = None, namespace: Any = None
