@@ -15,8 +15,8 @@ WORDS = 3_500
 SMALL = 40
 SMALL_WITH_A_REASON = {
     "__main__.py": "what `python -m scoremode` runs",
-    "cli/flags/sharding.py": "a group of flags",
-    "cli/flags/suggestion.py": "several commands say the whole command that would do",
+    "cli/plan.py": "a command is a file",
+    "cli/ppl.py": "a command is a file",
     "lib/json.py": "rooms that read JSON of strangers share it",
     "lib/machine.py": "engines and commands share it",
 }

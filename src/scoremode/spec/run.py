@@ -87,10 +87,13 @@ class Further(Flag[Sequence[str], tuple[str, ...]]):
     """Models behind the first one, which may stand anywhere among the flags: `Parser` finds them."""
 
     def __init__(self) -> None:
-        super().__init__("", positional=True, repeats=True, default=(), in_sweep=False)
+        super().__init__("", positional=True, default=(), in_sweep=False)
 
     def add_to(self, parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
         parser.set_defaults(further_models=())
+
+    def value_of(self, given: Any) -> Any:
+        return tuple(given or ())
 
 
 class Named(Flags, part="model"):
@@ -119,8 +122,8 @@ class Model(Flags, part="model", group=MODEL):
 
 class Against(Flags, part="comparison"):
     reference: Place = Flag(
-        "compare with this base: a reference kept by scoremode reference, a model (folder, .gguf "
-        "file or hub id) to run alongside, or a llama.cpp file of logits",
+        "compare with this base: what scoremode reference kept, a model (folder, .gguf file or hub id) "
+        "to run alongside, or a llama.cpp file of logits",
         "BASE",
         required=True,
         group=MOST_USED,

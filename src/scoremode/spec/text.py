@@ -74,8 +74,8 @@ class _Presets(argparse.Action):
 
 class Text(Flags, part="text", group=TEXT):
     file: Flag[str | Path | Sequence[str | Path] | None, list[Path] | None] = Flag(
-        "score a text file as it is; repeat to join files into one text, in order; a folder: its "
-        "files, by name; -: standard input",
+        "score a text file as is; repeat to join files in order; a folder: its files, by name; -: "
+        "standard input",
         "FILE",
         read=Path,
         also=("-f",),
