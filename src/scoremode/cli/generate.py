@@ -1,6 +1,7 @@
 """`scoremode generate`: conversations that a base model itself says, as a text to score others on."""
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,8 +10,18 @@ from scoremode.cli.engines import engine_arguments
 from scoremode.cli.screen import Session
 from scoremode.cli.text import names_file, refuse_unused
 from scoremode.errors import UsageError
-from scoremode.spec.engine import Devices, Engine
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, Number, PathName, check_least
+from scoremode.spec.engine import Devices, Dtype, Engine
+from scoremode.spec.flag import (
+    MOST_USED,
+    Flag,
+    Flags,
+    Group,
+    Name,
+    Number,
+    PathName,
+    Switch,
+    check_least,
+)
 from scoremode.spec.run import Form, Model, Named, Quiet
 from scoremode.spec.text import Text
 from scoremode.spec.values import finite, whole
@@ -84,11 +95,15 @@ class _Sampling(Flags, group=_SAMPLING):
     seed: Flag[int, int] = Flag(
         "use this seed for all draws (default: 0)", "N", read=whole, default=0
     )
-    chat_template = Text.chat_template.but(
+    chat_template: PathName = Text.chat_template.but(
         help="use a Jinja template in place of the model's", group=_TEMPLATE, sources=None
     )
-    chat_template_kwargs = Text.chat_template_kwargs.but(group=_TEMPLATE, sources=None)
-    chat_date = Text.chat_date.but(group=_TEMPLATE, sources=None)
+    chat_template_kwargs: Flag[Mapping[str, Any] | str | None, dict[str, Any] | None] = (
+        Text.chat_template_kwargs.but(group=_TEMPLATE, sources=None)
+    )
+    chat_date: Flag[datetime.date | str | None, datetime.date | None] = Text.chat_date.but(
+        group=_TEMPLATE, sources=None
+    )
 
 
 class _Engines(Flags, part="engine", group=_ENGINES):
@@ -98,12 +113,12 @@ class _Engines(Flags, part="engine", group=_ENGINES):
     )
     form = Form("the record", MOST_USED)
     quiet: Flag[bool, bool] = Quiet.quiet
-    dtype = Engine.dtype.but(
+    dtype: Flag[Dtype, Any] = Engine.dtype.but(
         help="compute in this dtype (default: the checkpoint's where the device has instructions "
         "for it)",
         group=_ENGINES,
     )
-    trust_remote_code = Engine.trust_remote_code.but(group=_ENGINES)
+    trust_remote_code: Switch = Engine.trust_remote_code.but(group=_ENGINES)
     device: Name = Engine.device.but(help=f"torch: {Engine.device.help}", group=_ENGINES)
     batch_size: Number = Flag(
         "torch: generate at most N replies together, to prompts of one length (default: 16)",

@@ -11,7 +11,18 @@ from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices, Engine
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, Number, PathName, Place, Switch
+from scoremode.spec.flag import (
+    MOST_USED,
+    Flag,
+    Flags,
+    Group,
+    Name,
+    Number,
+    PathName,
+    Place,
+    Quantity,
+    Switch,
+)
 from scoremode.spec.run import Against, Comparison, Model, Named, Output, Table
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
@@ -58,7 +69,7 @@ class _Prompts(Flags, group=Group("prompts", "as the harness defines them")):
         "with a chat template, put all examples in one message instead of one turn each",
         switch=True,
     )
-    context_length = Protocol.context_length.but(
+    context_length: Quantity = Protocol.context_length.but(
         help="give the model at most L tokens at a time; a longer prompt loses its beginning "
         "(default: the model's number of positions)",
         group=None,
@@ -66,7 +77,7 @@ class _Prompts(Flags, group=Group("prompts", "as the harness defines them")):
 
 
 class _Base(Flags, group=Group("comparison")):
-    reference_revision = Comparison.reference_revision
+    reference_revision: Name = Comparison.reference_revision
 
 
 class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engine, Command):

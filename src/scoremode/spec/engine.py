@@ -10,7 +10,7 @@ from typing import Any, Literal
 from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, Number, Place, Quantity, Switch
 from scoremode.spec.values import bytes_of, cache_of, finite, whole
 
-__all__ = ["Devices", "Engine"]
+__all__ = ["Devices", "Dtype", "Engine"]
 
 BOTH_ENGINES = Group(
     "both engines",

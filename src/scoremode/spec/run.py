@@ -235,7 +235,7 @@ class Comparison(Flags, part="comparison", group=COMPARISON):
         switch=True,
         in_sweep=False,
     )
-    reference_revision = ReferenceRevision.reference_revision
+    reference_revision: Name = ReferenceRevision.reference_revision
     full: Switch = Flag(
         "also compute Jensen-Shannon divergence and top-k agreement, by a second pass over the "
         "logits",
