@@ -1,7 +1,6 @@
 """`scoremode generate`: conversations that a base model itself says, as a text to score others on."""
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +22,7 @@ from scoremode.spec.flag import (
     check_least,
 )
 from scoremode.spec.run import Form, Model, Named, Quiet
-from scoremode.spec.text import Text
+from scoremode.spec.text import Day, Text, Values
 from scoremode.spec.values import finite, whole
 
 if TYPE_CHECKING:
@@ -98,12 +97,8 @@ class _Sampling(Flags, group=_SAMPLING):
     chat_template: PathName = Text.chat_template.but(
         help="use a Jinja template in place of the model's", group=_TEMPLATE, sources=None
     )
-    chat_template_kwargs: Flag[Mapping[str, Any] | str | None, dict[str, Any] | None] = (
-        Text.chat_template_kwargs.but(group=_TEMPLATE, sources=None)
-    )
-    chat_date: Flag[datetime.date | str | None, datetime.date | None] = Text.chat_date.but(
-        group=_TEMPLATE, sources=None
-    )
+    chat_template_kwargs: Values = Text.chat_template_kwargs.but(group=_TEMPLATE, sources=None)
+    chat_date: Day = Text.chat_date.but(group=_TEMPLATE, sources=None)
 
 
 class _Engines(Flags, part="engine", group=_ENGINES):

@@ -25,12 +25,17 @@ __all__ = [
     "KEPT",
     "SOURCES",
     "Calibration",
+    "Day",
     "Protocol",
     "Seed",
     "Stopping",
     "Text",
+    "Values",
 ]
 
+# An object in JSON, and a day.
+Values = Flag[Mapping[str, Any] | str | None, dict[str, Any] | None]
+Day = Flag[datetime.date | str | None, datetime.date | None]
 TEXT = Group("text", "default: WikiText-2's test split, from the hub")
 CONVERSATIONS = Group("conversations", "how chats are scored")
 PROTOCOL = Group(
@@ -162,14 +167,14 @@ class Text(Flags, part="text", group=TEXT):
         sources=_CHATS,
         group=CONVERSATIONS,
     )
-    chat_template_kwargs: Flag[Mapping[str, Any] | str | None, dict[str, Any] | None] = Flag(
+    chat_template_kwargs: Values = Flag(
         "pass these values to the template, such as '{\"enable_thinking\": false}'",
         "JSON",
         read=object_of,
         sources=_CHATS,
         group=CONVERSATIONS,
     )
-    chat_date: Flag[datetime.date | str | None, datetime.date | None] = Flag(
+    chat_date: Day = Flag(
         "give this date to chat templates that ask for today's (default: 2025-01-01)",
         "DATE",
         read=date_of,
