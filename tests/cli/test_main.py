@@ -110,13 +110,13 @@ def test_sigterm_ends_a_command_as_ctrl_c_does():
     program = """
 import os, signal, sys, time
 from scoremode.cli import main, plan
-def run(args, command):
+def run(spec, session):
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     finally:
         print("ended what it had started")
-plan.run = run
+plan.Plan.run = run
 sys.exit(main.main(["plan"]))
 """
     done = subprocess.run(
