@@ -1,6 +1,5 @@
 """`scoremode demo` as a user meets it."""
 
-import argparse
 import json
 import sys
 import tempfile
@@ -28,19 +27,19 @@ def test_it_ends_with_the_path_of_its_report_or_with_what_to_install(capsys, tmp
     from pathlib import Path
 
     from scoremode.cli import demo as command
-    from scoremode.cli.screen import Screen
+    from scoremode.cli.screen import Screen, Session
+    from scoremode.startup.clock import StageClock
 
     pytest.importorskip("vl_convert")
     for name, noise in NOISE.items():
         write_run(tmp_path / "runs" / name, scores_of(noise))
-    args = argparse.Namespace(form="table", screen=Screen(sys.stderr, hidden=True))
-    said = command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo"))
+    session = Session(("scoremode", "demo"), Screen(sys.stderr, hidden=True), StageClock())
+    said = command._report(session, tmp_path / "runs", tmp_path, "table")
     assert said == str(tmp_path / "report.html") and "W4A16" in Path(said).read_text()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "runs"))
-    elsewhere = command._report(args, tmp_path / "runs", None, ("scoremode", "demo"))
+    elsewhere = command._report(session, tmp_path / "runs", None, "table")
     assert Path(elsewhere).parent.name.startswith("scoremode-demo-report-")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    words = command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo"))
+    words = command._report(session, tmp_path / "runs", tmp_path, "table")
     assert "pip install 'scoremode[report]'" in words
-    args.form = "json"
-    assert command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo")) is None
+    assert command._report(session, tmp_path / "runs", tmp_path, "json") is None

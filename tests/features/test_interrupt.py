@@ -84,9 +84,9 @@ def test_an_interrupt_at_any_moment_is_one_line(run):
 SWALLOWED = """
 import os, signal, sys, time
 from scoremode.cli import main, plan
-def run(args, command):
+def run(spec, session):
     {body}
-plan.run = run
+plan.Plan.run = run
 sys.exit(main.main(["plan"]))
 """
 BODIES = {

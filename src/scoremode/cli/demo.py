@@ -48,17 +48,19 @@ class Demo(Command):
 
     def _measured(self, session: Session, folder: Path, kept: Path | None) -> int:
         records = _measure_all(folder, session)
-        # Anything else is for a program to read.
-        report = _report(session, folder / "runs", kept) if self.form == "table" else None
+        report = _report(session, folder / "runs", kept, self.form)
         print_result(session, records, _document, self.form)
         if report:
             print(f"\nreport  {report}")
         return 0
 
 
-def _report(session: Session, runs: Path, folder: Path | None) -> str:
+def _report(session: Session, runs: Path, folder: Path | None, form: str) -> str | None:
     """Writes the report of the runs into `folder`, or where there is none into a new one among the
-    machine's temporary files; returns its path, or what to install first."""
+    machine's temporary files; returns its path, or what to install first. None where the result is
+    printed for a program to read."""
+    if form != "table":
+        return None
     from scoremode.errors import UsageError
     from scoremode.report.page.chart_types import plotting
     from scoremode.report.page.document import write_report
