@@ -8,6 +8,7 @@ import pytest
 from support import specs
 
 import scoremode
+from scoremode.checkpoint.model_files import resolve_local
 from scoremode.cli.generate import _PROMPTS, Generate, _prompts
 from scoremode.cli.main import main
 from scoremode.cli.screen import shown
@@ -210,7 +211,7 @@ def test_keywords_and_a_sweeps_keys_are_refused_alike(demo, tmp_path, capsys):
     ],
 )
 def test_other_flags_that_change_nothing(argv, line, demo, tmp_path, capsys, monkeypatch):
-    harness = argparse.Namespace(corpus=str), [argparse.Namespace(name="M")]
+    harness = argparse.Namespace(corpus=str), [resolve_local(demo / "model")]
     monkeypatch.setattr("scoremode.cli.tasks.Tasks._harness", lambda _: harness)
     places = {"M": str(demo / "model"), "T": str(demo / "heldout.txt")}
     words = [places.get(word, word) for word in argv]
