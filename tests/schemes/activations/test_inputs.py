@@ -267,7 +267,8 @@ def test_every_power_of_two_as_an_mx_scale(name):
     """A row each, with mantissas around where the scale rounds up; but at the very top, where the
     library's scale is infinite and its weight NaN."""
     mantissas = torch.tensor([1.0, 1.5, 1.7499, 1.75, 1.8749, 1.875, 1.9374, 1.9375, 1.9999])
-    largest = torch.ldexp(mantissas.double(), torch.arange(-149, 127).view(-1, 1)).float()
+    scales = torch.exp2(torch.arange(-149, 127, dtype=torch.float64)).view(-1, 1)
+    largest = (mantissas.double() * scales).float()
     x = largest.flatten()[:-6].view(1, -1, 1).repeat(1, 1, 32)
     x[:, :, 1:] *= torch.linspace(-1, 1, 31)
     check(x, name)
