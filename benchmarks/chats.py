@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from gpu import Table
-from support.models import SHAPES, make_model
+from models import SHAPES, make_model
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.engine import build_engine

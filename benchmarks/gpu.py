@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.models import SHAPES, make_model
+from models import SHAPES, make_model
 
 LENGTH = 2048
 SHAPE_70B = {

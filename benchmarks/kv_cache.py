@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gpu import Table, make
-from support.models import SHAPES
+from models import SHAPES
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.kv_formats import parse_kv_cache

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from gpu import Table, make
-from support.models import SHAPES
+from models import SHAPES
 
 GIB = 1 << 30
 LENGTHS = (32_768, 65_536, 131_072)

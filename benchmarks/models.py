@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf_files import write_llama
 from safetensors.torch import save_file
-from support.gguf.files import write_llama
 
 SHAPES = {
     "cuda": {

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.models import SHAPES, make_model
+from models import SHAPES, make_model
 
 SIDES = ("plugin", "stock", "prefill")
 

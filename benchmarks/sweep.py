@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
+from models import SHAPES, make_model
 from safetensors.torch import load_file, save_file
-from support import models
-from support.models import SHAPES, make_model
 
 FORMS = ("w4a16", "fp8", "nvfp4a16", "gguf-Q4_K_M")
 # So that a second model of a format takes 2 GB and not 5.

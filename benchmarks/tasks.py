@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from gpu import Table, make
-from support.models import SHAPES
+from models import SHAPES
 
 CPU = SHAPES["cpu"] | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
 SIDES = ("shared", "apart", "hf", "vllm")
@@ -147,7 +147,7 @@ def child(**given: Any) -> dict[str, Any] | None:
 def measure(args: argparse.Namespace, folder: Path, table: Table) -> None:
     model = folder / args.form
     if args.device == "cpu":
-        from support.models import make_model
+        from models import make_model
 
         if not model.exists():
             make_model(model, CPU, args.form, "cpu")
