@@ -32,7 +32,7 @@ def test_its_file_is_a_text_and_the_runs_record_names_the_base(asked, demo, caps
     chats = str(tmp_path / "c.jsonl")
     code, out, err = run(capsys, *asked, "-o", chats, "--samples-per-prompt", "2")
     assert (code, err) == (0, "") and out.startswith("file      c.jsonl, sha256 ")
-    assert "\nreplies    4, " in out and "\nby         transformers " in out
+    assert "\nreplies   4, " in out and "\nby        transformers " in out
     code, again, err = run(capsys, *asked, "-o", chats, "--samples-per-prompt", "2")
     assert (code, again) == (0, out) and "is there already, as this command writes it" in err
     ppl = ["ppl", str(demo / "model"), "--conversations", chats, "--device", "cpu", "-c", "256"]

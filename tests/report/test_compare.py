@@ -10,6 +10,7 @@ from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.compare import compare_document
+from scoremode.report.document import Document
 from scoremode.report.rendering import document_markdown, document_text, table_csv
 from scoremode.results.comparison.ranking import ranking
 
@@ -62,9 +63,13 @@ def test_markdown_is_two_tables(value):
         assert len(columns) == 1
 
 
-@pytest.mark.parametrize("render", [compare_document, compare_document, compare_document])
+def _csv(document: Document) -> str:
+    return table_csv(document.data)
+
+
+@pytest.mark.parametrize("render", [document_text, document_markdown, _csv])
 def test_no_control_character_gets_through(render, value):
-    text = render(value)
+    text = render(compare_document(value))
     assert all(c.isprintable() or c == "\n" for c in text) and "\\x1b" in text
 
 

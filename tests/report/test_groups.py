@@ -139,13 +139,13 @@ def test_long_windows_are_told_by_the_tokens_before(name, runs):
     """By default: it is what they are for."""
     shown = kld_document if name == "one" else run_document
     record = read_record(runs[name])
-    assert "tokens before" not in shown(record, runs[name])
+    assert "tokens before" not in document_text(shown(record, runs[name]))
     position = np.tile(np.arange(1, 4200), 9)
     scores = made(np.repeat(np.arange(9), 4199) * 4200 + position, position=position, full=False)
     scores = scores if name == "one" else replace(scores, against=None)
     depth = sections(scores, 4200, {}, block_length=4200)["breakdown"]["depth"]
     record["breakdown"]["depth"] = depth
-    lines = shown(record, runs[name]).splitlines()
+    lines = document_text(shown(record, runs[name])).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("tokens before "))
     for line, group in zip(lines[at + 2 :], depth, strict=False):
         assert line.startswith(group["group"]) and len(line) <= 100

@@ -126,18 +126,18 @@ def facts(record) -> list[str]:
 
 def test_everything_that_happened_is_said(record):
     assert facts(record) == [
-        "file       chats.jsonl, sha256 0123456789ab…",
-        "base       org/model",
-        "prompts    400 of p.jsonl, of which 7 had a reply that was left out",
-        "sampled    temperature 0.7, top-k 40, top-p 0.9, at most 512 tokens, 3 times each, seed 5",
-        "by         transformers 5.23.0 in bfloat16 on A CPU",
-        "replies    1,200, 123,456 tokens",
-        "           1,000 ended by the model, 198 cut at the limit",
-        "           300 with generated_ids: the tokenizer's would be others",
-        "left out   2, which don't read back as the tokens generated",
-        "score it   scoremode kld QUANT --reference BASE --conversations chats.jsonl "
+        "file      chats.jsonl, sha256 0123456789ab…",
+        "base      org/model",
+        "prompts   400 of p.jsonl, of which 7 had a reply that was left out",
+        "sampled   temperature 0.7, top-k 40, top-p 0.9, at most 512 tokens, 3 times each, seed 5",
+        "by        transformers 5.23.0 in bfloat16 on A CPU",
+        "replies   1,200, 123,456 tokens",
+        "          1,000 ended by the model, 198 cut at the limit",
+        "          300 with generated_ids: the tokenizer's would be others",
+        "left out  2, which don't read back as the tokens generated",
+        "score it  scoremode kld QUANT --reference BASE --conversations chats.jsonl "
         "--score completion",
-        "           3 prompts have turns that the base did not say",
+        "          3 prompts have turns that the base did not say",
     ]
 
 
@@ -147,14 +147,14 @@ def test_what_did_not_happen_is_not(record):
     record["sampling"] |= {"temperature": 0}
     record["engine"] = {"engine": "vllm", "vllm": "0.32.0", "dtype": "bfloat16"}
     assert facts(record) == [
-        "file       chats.jsonl, sha256 0123456789ab…",
-        "base       org/model",
-        "prompts    400 of p.jsonl",
-        "sampled    the likeliest token, at most 512",
-        "by         vLLM 0.32.0 in bfloat16",
-        "replies    1,200, 123,456 tokens",
-        "           1,000 ended by the model, 200 cut at the limit",
-        "score it   scoremode kld QUANT --reference BASE --conversations chats.jsonl",
+        "file      chats.jsonl, sha256 0123456789ab…",
+        "base      org/model",
+        "prompts   400 of p.jsonl",
+        "sampled   the likeliest token, at most 512",
+        "by        vLLM 0.32.0 in bfloat16",
+        "replies   1,200, 123,456 tokens",
+        "          1,000 ended by the model, 200 cut at the limit",
+        "score it  scoremode kld QUANT --reference BASE --conversations chats.jsonl",
     ]
 
 

@@ -24,7 +24,7 @@ FILES = {
 def hub(monkeypatch):
     files = dict(FILES)
 
-    def model_info(self, repo, revision, files_metadata):
+    def model_info(self, repo, revision, files_metadata, timeout):
         if repo != "o/r":
             raise OSError("404")
         siblings = [SimpleNamespace(rfilename=n, size=s) for n, s in files.items()]

@@ -12,7 +12,7 @@ from support.tampered_runs import copy_model
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch import engine as torch_engine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import EngineError, RunFolderError, UsageError
+from scoremode.errors import CheckpointError, RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_columns
 from scoremode.runs.measure import measure
@@ -243,7 +243,7 @@ def test_two_sweeps_in_one_folder_and_several_devices_are_refused(base, quant, s
         run_sweep(sweep_request(tmp_path, [quant], early))
 
 
-def test_a_base_whose_text_its_tokenizer_refuses_is_an_error(base, quant, short, tmp_path):
+def test_a_tokenizer_that_is_nowhere_is_an_error(base, quant, short, tmp_path):
     asked = replace(pair(base, short), tokenizer=str(tmp_path / "none"))
-    with pytest.raises(EngineError, match=r"^the base: .*none"):
+    with pytest.raises(CheckpointError, match=r"none: no such folder"):
         run_sweep(sweep_request(tmp_path / "out", [quant], asked))
