@@ -26,7 +26,7 @@ from scoremode.report.page.chart_types import (
     share,
     signed,
 )
-from scoremode.report.page.figures import figures, identities, lines, own_rows
+from scoremode.report.page.figures import figures, identities, line_rows, own_rows
 from scoremode.report.page.style import plot_config
 
 vl_convert = pytest.importorskip("vl_convert")
@@ -40,7 +40,7 @@ def drawn(count: int) -> dict[str, str]:
     for figure in figures(section, own):
         spec = next(iter(figure.choices.values()))
         name = spec["data"]["name"]
-        rows = own[name] if name in own else lines(section, name, who)
+        rows = own[name] if name in own else line_rows(section, name, who)
         whole = spec | {"width": 500, "autosize": "pad", "datasets": {name: rows}}
         found[figure.name] = vl_convert.vegalite_to_svg(whole | {"config": plot_config()})
     return found

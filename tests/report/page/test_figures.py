@@ -12,7 +12,7 @@ from scoremode.report.page.figures import (
     figures,
     frontier_rows,
     identities,
-    lines,
+    line_rows,
     own_rows,
     write_plots,
 )
@@ -109,10 +109,10 @@ def test_a_kld_of_0_has_no_place_on_a_logarithm():
 def test_lines_stay_arrays_and_percentiles_are_the_runs():
     section = report_data(4)["sections"][0]
     who = identities(section)
-    rows = lines(section, "tail", who)
+    rows = line_rows(section, "tail", who)
     assert [row["id"] for row in rows] == [run["id"] for run in section["runs"]]
     assert rows[0]["x"] == section["tail"][0]["x"]
-    assert lines(section, "confidence", who)[0]["y"] == section["charts"][0]["series"][0]["y"]
+    assert line_rows(section, "confidence", who)[0]["y"] == section["charts"][0]["series"][0]["y"]
     values = [row["value"] for row in own_rows(section, who)["percentiles"] if row["id"] == "r0"]
     run = section["runs"][0]
     keys = ("kld_median", "kld", "kld_p99", "kld_p999")
