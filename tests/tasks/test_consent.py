@@ -89,5 +89,5 @@ def test_a_folder_without_code_needs_no_consent(local_data, demo, tmp_path):
         Harness(Prompting(("ends",), include_path=tmp_path, runs_code=code), speaker, quiet=True)
         for code in (True, False)
     )
-    assert free.asked().requests == given.asked().requests
+    assert free.corpus().requests == given.corpus().requests
     assert free.identity() == given.identity()

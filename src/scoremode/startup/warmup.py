@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _NEEDED = (
-    "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
+    "huggingface_hub", "msgspec", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
     "transformers", "yaml",
 )  # fmt: skip
 # Packages that are called otherwise than what is imported of them.
