@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from scoremode.reference.base import Reference, Span
     from scoremode.reference.writer import HeadTensors, Keeper
 
-__all__ = [
-    "BaseEngine",
-    "Engine",
-    "Extras",
-    "Options",
-    "OutOfMemory",
-    "Progress",
-    "Schedule",
-    "Work",
-]
-
 # Called with the number of window tokens whose work is done since the last call, in fractions.
 Progress = Callable[[float], None]
 

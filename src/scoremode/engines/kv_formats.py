@@ -13,17 +13,6 @@ from typing import Any, Literal
 
 from scoremode.errors import UsageError
 
-__all__ = [
-    "AS_DECLARED",
-    "AS_IT_IS",
-    "KvCache",
-    "KvFormat",
-    "RecordedScales",
-    "cache_of",
-    "is_declared",
-    "parse_kv_cache",
-]
-
 AS_DECLARED: Literal["as-declared"] = "as-declared"
 AS_IT_IS: Literal["none"] = "none"
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from scoremode.errors import UsageError
 
-__all__ = ["Asked", "Reply", "Sampler", "Sampling", "reply_of", "seed_of"]
-
 
 @dataclass(frozen=True)
 class Sampling:

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from scoremode.head.rows import HeadScores, RowSums, has_kernels, kernels
 
-__all__ = ["ExtraSums", "PairScores", "PairSums"]
-
 
 @dataclass(frozen=True, eq=False)
 class PairScores:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from scoremode.head.divergence import PairScores
 from scoremode.head.project import Logits, tile_of, tiles
 
-__all__ = ["TOP", "FullScores", "FullSums", "full_pairs"]
-
 TOP = 10
 
 

@@ -20,20 +20,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = [
-    "CHUNK",
-    "WARPS",
-    "absorb_rows",
-    "fold",
-    "lanes_sum",
-    "load",
-    "moved",
-    "nothing",
-    "pack_of",
-    "spread",
-    "take",
-]
-
 WARPS = 4
 LANES = tl.constexpr(32 * WARPS)
 DEPTH = tl.constexpr(16)

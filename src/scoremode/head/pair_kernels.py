@@ -27,8 +27,6 @@ from scoremode.head.kernels import (
     take,
 )
 
-__all__ = ["absorb_pairs"]
-
 
 def absorb_pairs(
     base: torch.Tensor,

@@ -24,20 +24,6 @@ import torch
 from scoremode.head.divergence import ExtraSums, PairScores, PairSums
 from scoremode.head.rows import HeadScores, RowSums, has_kernels
 
-__all__ = [
-    "Head",
-    "HeadLogits",
-    "Logits",
-    "bf16_matmul",
-    "cpu_has_instructions",
-    "divergences",
-    "lends_bf16",
-    "score_pairs",
-    "score_rows",
-    "tile_of",
-    "tiles",
-]
-
 _CPU_TILE = (512, 4096)  # rows x entries: 8 MiB of float32 logits, well inside a shared cache
 _CUDA_TILE = (4096, 16384)
 # Entries from one row of logits on CUDA to the next are a multiple of this: 64 bytes, so that matmul

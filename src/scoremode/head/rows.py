@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from scoremode.errors import EngineError
 from scoremode.lib.fallback import NotBuilt, building
 
-__all__ = ["HeadScores", "RowSums", "has_kernels", "kernels"]
-
 # float32 entries of one tile of a block of logits: 4 MiB, inside a shared cache.
 _CPU_TILE = 1 << 20
 

@@ -46,16 +46,6 @@ from scoremode.schemes.activations.ggml import gelu
 from scoremode.schemes.base import Dense, Scratch, TableScheme
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = [
-    "PackedTable",
-    "Parts",
-    "Table",
-    "build_parts",
-    "embed_from",
-    "is_gguf_checkpoint",
-    "why_not",
-]
-
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.

@@ -23,17 +23,6 @@ from scoremode.errors import EngineError, UsageError
 from scoremode.head.project import cpu_has_instructions
 from scoremode.lib.machine import cpu_name, memory_bytes
 
-__all__ = [
-    "Device",
-    "DeviceClock",
-    "choose_device",
-    "choose_dtype",
-    "fix_rounding",
-    "has_instructions",
-    "join_segments",
-    "make_current",
-]
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
 _RUNTIME_BYTES = 3 << 28

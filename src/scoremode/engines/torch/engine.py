@@ -47,8 +47,6 @@ from scoremode.reference.writer import HeadTensors
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
-__all__ = ["ModelReference", "TorchEngine", "build_engine"]
-
 # The plan's columns and the head's results of each micro-batch.
 _Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
 

@@ -30,8 +30,6 @@ from scoremode.reference.writer import HeadTensors
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
-__all__ = ["LiveEngine", "LiveModule"]
-
 # Tokens of a micro-batch, and micro-batches of a pass, where the user says nothing.
 _TOKENS = 4096
 _BATCHES = 4

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.memory.feeder import Place
     from scoremode.engines.torch.ranks.messages import Ranks
 
-__all__ = ["LiveOptions", "TorchOptions"]
-
 
 @dataclass(frozen=True)
 class TorchOptions:

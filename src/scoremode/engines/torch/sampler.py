@@ -21,8 +21,6 @@ from scoremode.engines.torch.device import Device, choose_device, choose_dtype
 from scoremode.engines.torch.model.architecture import find_architecture, telling
 from scoremode.errors import EngineError, UnsupportedModel
 
-__all__ = ["TorchSampler", "TorchSampling", "drawn"]
-
 
 @dataclass(frozen=True)
 class TorchSampling:

@@ -19,8 +19,6 @@ from scoremode.engines.torch.weights.slot import Binding
 from scoremode.errors import EngineError
 from scoremode.schemes.summary import weight_tensors
 
-__all__ = ["By", "Error", "LayerErrors", "Place", "Stored", "Unit", "find_units"]
-
 By = Literal["layer", "module", "kind"]
 # Elements of an output that are taken at a time.
 _PIECE = 1 << 24

@@ -33,8 +33,6 @@ from scoremode.reference.base import Span
 from scoremode.results.scores import expected
 from scoremode.text.plan import Plan
 
-__all__ = ["DIRECTIONS", "Direction", "Found", "Variants"]
-
 # `alone`: the base with one unit of the model; `without`: the model with one unit of the base.
 Direction = Literal["alone", "without"]
 DIRECTIONS: tuple[Direction, ...] = ("alone", "without")

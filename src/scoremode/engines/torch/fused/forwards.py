@@ -32,21 +32,6 @@ from scoremode.engines.torch.fused.proofs import (
     shell,
 )
 
-__all__ = [
-    "FUSED",
-    "OTHERWISE",
-    "PARTS",
-    "Note",
-    "Rotation",
-    "gate_of_experts",
-    "gated_forward",
-    "is_usual",
-    "layer_forward",
-    "norm_forward",
-    "prove_layer",
-    "rebound",
-]
-
 FUSED = "triton"
 OTHERWISE = "eager (a call unlike those proven)"
 

@@ -16,8 +16,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-__all__ = ["Activation", "NormForm", "gate", "rms_norm", "rotate", "weighted_sums"]
-
 # Triton comes with the CUDA builds of torch.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -35,8 +35,6 @@ from scoremode.engines.torch.weights.expert_weights import has_gate, is_experts
 from scoremode.engines.torch.weights.experts import GATE
 from scoremode.lib.fallback import is_missing
 
-__all__ = ["Fused", "fuse", "fuse_modules"]
-
 _ROTATION = "apply_rotary_pos_emb"
 # Every nn.Module has these of its own.
 _SHARED = {name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))}

@@ -20,22 +20,6 @@ from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS
 from scoremode.errors import words_of
 from scoremode.lib.fallback import NotBuilt, building
 
-__all__ = [
-    "ACTIVATIONS",
-    "NORMS",
-    "Gate",
-    "Given",
-    "NotFused",
-    "differing",
-    "prove_gate",
-    "prove_gated",
-    "prove_norm",
-    "prove_rotation",
-    "random",
-    "running_its_code",
-    "shell",
-]
-
 Tensor = torch.Tensor
 K = TypeVar("K")
 

@@ -34,18 +34,6 @@ from scoremode.schemes.decoding.codes import E5M2_MAX, FLOAT_MAX, round_e5m2, ro
 from scoremode.schemes.decoding.unpack import row_blocks
 from scoremode.text.plan import Plan
 
-__all__ = [
-    "CALIBRATION_TOKENS",
-    "FormatCache",
-    "FormatCaches",
-    "build_format_caches",
-    "check_head",
-    "largest_of",
-    "rotated",
-    "rounded",
-    "static_scale",
-]
-
 _HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 # The largest code of the formats whose scale is a largest magnitude over it.
 _LARGEST = {"fp8_e4m3": FLOAT_MAX[8], "fp8_e5m2": E5M2_MAX, "int8": 127.0}

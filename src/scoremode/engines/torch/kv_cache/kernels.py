@@ -17,8 +17,6 @@ import triton.language as tl
 
 from scoremode.engines.kv_formats import KvFormat
 
-__all__ = ["round_heads"]
-
 # Values of one program.
 _VALUES = 4096
 # Kinds of codes; what each is for is said where it is computed.

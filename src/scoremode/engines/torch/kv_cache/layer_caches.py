@@ -30,20 +30,6 @@ from scoremode.schemes.decoding.codes import round_float
 from scoremode.schemes.fields import TensorFormat, UnreadCache
 from scoremode.schemes.resolve import Schemes
 
-__all__ = [
-    "CACHE_TENSORS",
-    "SCALE_NAMES",
-    "GivenScales",
-    "HalfCache",
-    "LayerCache",
-    "NoCache",
-    "build_caches",
-    "build_half_caches",
-    "cache_keywords",
-    "check_used",
-    "given_scales",
-]
-
 # Names of the scales that checkpoints hold, in the spellings of new and of old releases.
 CACHE_TENSORS = (
     r"\.([qkv]|kv)_(scale|zero_point)$",

@@ -22,8 +22,6 @@ import triton.language as tl
 
 from scoremode.engines.torch.matmul.sums import Operands
 
-__all__ = ["finish_sums", "multiply_parts"]
-
 # Rows that share the columns' scales in registers, and columns.
 _ROWS = 8
 _COLUMNS = 512

@@ -29,17 +29,6 @@ from scoremode.schemes.base import ColumnScheme, FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.resolve import Schemes
 
-__all__ = [
-    "Arithmetic",
-    "InputFactor",
-    "Mode",
-    "QuantizedMatmul",
-    "Windows",
-    "groups_of",
-    "multiply_input",
-    "quantize_forward",
-]
-
 Mode = Literal["auto", "weights", "weights+activations", "llama.cpp"]
 
 

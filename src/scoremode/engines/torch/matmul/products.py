@@ -40,20 +40,6 @@ from scoremode.lib.fallback import attempt, is_missing
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
-__all__ = [
-    "Product",
-    "choose_product",
-    "cpu_multiplies_int8",
-    "exact_int_product",
-    "float_product",
-    "has_kernels",
-    "int8_product",
-    "multiplies_float8",
-    "multiplies_int8",
-    "scales_blocks",
-    "scales_rows",
-]
-
 _EXACT = 1 << 24
 # Columns of one scale of the input and of the weight, None for all.
 Groups = tuple[int | None, int | None]

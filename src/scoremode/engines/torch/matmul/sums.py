@@ -15,20 +15,6 @@ from scoremode.lib.fallback import attempt
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
-__all__ = [
-    "Operands",
-    "add_minimums",
-    "by_parts",
-    "finished",
-    "float8_mm",
-    "float8_mm_blocks",
-    "float8_mm_scaled",
-    "float16_mm",
-    "float_mm",
-    "int_mm",
-    "rounded",
-]
-
 # Rows of sums that stay in a core's cache while groups are added up.
 _CPU_ROWS = 256
 

@@ -11,8 +11,6 @@ import torch
 
 from scoremode.engines.torch.model.attention import block_of, slides
 
-__all__ = ["Activations", "activations", "widest_head"]
-
 
 @dataclass(frozen=True)
 class Activations:

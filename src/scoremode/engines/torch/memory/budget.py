@@ -31,8 +31,6 @@ from scoremode.lib.machine import memory_bytes
 from scoremode.reference.writer import HELD
 from scoremode.schemes.base import Dense
 
-__all__ = ["Memory", "choose_place", "head_bytes", "is_long", "out_of_memory", "per_token", "place"]
-
 # Tokens of a micro-batch.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
 # Where a GPU has room for them beside a whole pass: 3 % faster on an H200, for half a GiB (8B).

@@ -27,8 +27,6 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 
-__all__ = ["Block", "Feeder", "Feeds", "Mapped", "Place", "Reader"]
-
 # Of a tensor's place in its block: what any kernel's widest loads need.
 _ALIGNMENT = 256
 _THREADS = 8

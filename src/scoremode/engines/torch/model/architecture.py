@@ -20,15 +20,6 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.model_files import MODELOPT
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel, words_of
 
-__all__ = [
-    "Architecture",
-    "cannot_be_built",
-    "check_layers",
-    "find_architecture",
-    "no_model_type",
-    "telling",
-]
-
 # Model types that are another's under a name of their own. Kimi K2's is transformers' own rule, in its
 # configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
 _SAME = {"kimi_k2": "deepseek_v3"}

@@ -27,20 +27,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = [
-    "APART",
-    "SINKS",
-    "attend",
-    "attend_apart",
-    "attend_with_sinks",
-    "attention_backends",
-    "block_of",
-    "choose_sinks",
-    "has_narrow_values",
-    "may_attend_apart",
-    "slides",
-]
-
 _ORDER = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,

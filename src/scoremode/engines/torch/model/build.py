@@ -35,8 +35,6 @@ from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
 from scoremode.errors import UnsupportedModel
 
-__all__ = ["build_skeleton", "leave_out_encoders", "skeleton_of_config"]
-
 _RANDOM = {
     "kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_",
     "xavier_normal_", "xavier_uniform_",

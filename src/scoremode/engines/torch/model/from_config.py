@@ -20,8 +20,6 @@ from scoremode.errors import UnsupportedFormat, UnsupportedModel
 from scoremode.schemes.layout import Linear, PromisedCheckpoint, promised
 from scoremode.schemes.resolve import library_of, resolve
 
-__all__ = ["checkpoint_by_config"]
-
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NAMES = {
     torch.float32: "F32",

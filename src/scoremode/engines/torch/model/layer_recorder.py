@@ -19,18 +19,6 @@ from torch import nn
 
 from scoremode.errors import UnsupportedModel
 
-__all__ = [
-    "Call",
-    "NotSeparable",
-    "Placeholder",
-    "Reached",
-    "RunLayer",
-    "StandIn",
-    "Tape",
-    "Unread",
-    "unknown",
-]
-
 # A layer's index and what it is called with → what it returns.
 RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 _SHARED = "its layers use what others return beside the hidden state"

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ATTENTIONS", "ForestIds", "Ids", "forward_of", "masks_of"]
-
 # The library's names of ways to attend that take a mask of every two places.
 ATTENTIONS = ("sdpa", "eager")
 

@@ -32,8 +32,6 @@ from scoremode.errors import UnsupportedModel, words_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FORWARD_ERRORS", "Recorded", "Skeleton", "kept_dtype"]
-
 _CPU = torch.device("cpu")
 
 # What the library's code raises where a stand-in is not what it expects.

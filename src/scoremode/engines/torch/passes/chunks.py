@@ -29,8 +29,6 @@ from scoremode.engines.torch.model.layer_recorder import Placeholder
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Skeleton
 from scoremode.engines.torch.weights.map import WeightMap
 
-__all__ = ["Chunks", "holds_each_token_apart", "whole_modules"]
-
 # Tokens that are looked at: more than any convolution in front of a layer's parts spans.
 _TOKENS = 64
 # Part of a token's result that rounding moves where other tokens go to the same experts.

@@ -34,18 +34,6 @@ from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import UnsupportedModel, words_of
 
-__all__ = [
-    "LayerByLayer",
-    "Layers",
-    "Preamble",
-    "Way",
-    "WindowByWindow",
-    "choose_way",
-    "merge_calls",
-    "prove_separable",
-    "run_whole",
-]
-
 _TOKENS = 4
 # Called with a batch's place in the pass whenever it has gone through another layer.
 Moved = Callable[[int], None]

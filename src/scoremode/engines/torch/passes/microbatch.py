@@ -31,21 +31,6 @@ from scoremode.results.scores import Scores
 from scoremode.text.batching import Forest, lay
 from scoremode.text.plan import Plan
 
-__all__ = [
-    "Inputs",
-    "Launched",
-    "fetched",
-    "filled_ids",
-    "forest_rows",
-    "inputs_of",
-    "may_pad",
-    "most_filled",
-    "prove_filled",
-    "score_states",
-    "state_rows",
-    "to_host",
-]
-
 # Rotations whose frequencies follow from the config alone; those of others from the longest position.
 _FIXED_ROTATIONS = {"default", "linear", "yarn", "llama3", "proportional"}
 # The same as for states that would change with tokens after them (`proofs`), but for the rounding of

@@ -27,8 +27,6 @@ from scoremode.engines.torch.passes.microbatch import Inputs
 from scoremode.errors import UnsupportedModel, words_of
 from scoremode.text.batching import Forest, lay
 
-__all__ = ["SharedWindow", "leak_of", "most_shared", "prove_shared", "why_apart"]
-
 # Kinds of layers whose masks say all that a token sees.
 _KINDS = {"full_attention", "sliding_attention"}
 # By whether it is float32 that nothing rounds: how far a state may move, as a part of its length, and

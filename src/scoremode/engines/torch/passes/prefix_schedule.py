@@ -23,8 +23,6 @@ from scoremode.errors import EngineError
 from scoremode.text.batching import grouped, size_of
 from scoremode.text.plan import Plan
 
-__all__ = ["RowMemory", "Rows", "choose_rows", "is_of_requests"]
-
 # Lengths that are tried: up to so many tokens by kind of device, or to twice the longest window.
 _LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 _USUAL = {"cpu": 2_048, "cuda": 4_096}

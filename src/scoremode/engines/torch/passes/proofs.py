@@ -20,8 +20,6 @@ from scoremode.engines.torch.passes.prefix_proof import most_shared, prove_share
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 
-__all__ = ["FirstPass", "probe_ids", "prove", "prove_causal", "prove_head"]
-
 _PROBE_TOKENS = 16
 _HEAD_ROWS = 512
 # Of the weight; products of usual size, and some that bend every softcap.

@@ -31,8 +31,6 @@ from scoremode.text.plan import Plan
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = ["DataParallelEngine", "deal"]
-
 # Fields that each rank says of itself beside its scores.
 _OWN = ("tokens", "seconds", "peak_bytes")
 # The field of the sha256 of states that another machine has written.

@@ -28,8 +28,6 @@ from typing import Any
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError, ScoremodeError, escaped
 
-__all__ = ["UNANSWERED", "Connection", "Lifeline", "Lifelines", "Peer", "listener"]
-
 # Seconds for an answer, of which none may come.
 UNANSWERED = 20
 # Seconds of silence until the systems ask, between their questions, and how many of those.

@@ -44,19 +44,6 @@ from scoremode.engines.torch.ranks.places import (
 )
 from scoremode.errors import EngineError, ScoremodeError, UsageError, line_of
 
-__all__ = [
-    "Columns",
-    "Command",
-    "End",
-    "LookFor",
-    "Ranks",
-    "ScorePasses",
-    "ScoreVariant",
-    "command_of",
-    "connected",
-    "json_of",
-]
-
 # Seconds for a connection: the first rank serves it when it has imported torch.
 _CONNECT = timedelta(seconds=600)
 _LIFELINES = "lifelines"

@@ -28,18 +28,6 @@ from typing import IO, Literal
 from scoremode.errors import EngineError, UsageError, is_debugging
 from scoremode.lib.processes import LOOK, Leader, end_groups, end_with, ending_of
 
-__all__ = [
-    "PLACE",
-    "Others",
-    "Place",
-    "asked_for",
-    "end_with_first",
-    "gpu_of",
-    "place_of",
-    "same_gpu",
-    "take_device",
-]
-
 # What a process that `--devices` started knows its place by.
 PLACE = "SCOREMODE_RANK"
 _TORCHRUN, _SRUN = "TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS"

@@ -20,8 +20,6 @@ from scoremode.engines.torch.weights.slot import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense
 
-__all__ = ["ExpertLinear", "ExpertWeights", "Layout", "find_experts", "has_gate", "is_experts"]
-
 # What transformers' use_experts_implementation gives a module, since 5.0.
 _MARKS = ("has_bias", "is_transposed", "_apply_gate")
 

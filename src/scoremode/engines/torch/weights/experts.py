@@ -28,8 +28,6 @@ from scoremode.engines.torch.weights.slot import Binding, Slot
 from scoremode.lib.fallback import attempt
 from scoremode.schemes.fused_experts import Expert, Stacked
 
-__all__ = ["GATE", "ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
-
 # What transformers knows it by.
 _IMPLEMENTATION = "scoremode"
 # Where a module finds what runs it.

@@ -27,8 +27,6 @@ from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 from scoremode.schemes.base import Dense, Quantizer
 
-__all__ = ["HeadInput", "HeadShape", "build_head", "head_names", "probe_head"]
-
 # Powers of two that the head's products are multiplied by, a row each. The first row is for the scale,
 # the last one for the cap, and those between for everything that neither explains.
 _POWERS = (-40, -20, -10, -3, 0, 1, 2, 3, 4, 5, 6, 8, 20, 40, 60)

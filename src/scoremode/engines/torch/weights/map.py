@@ -41,8 +41,6 @@ from scoremode.schemes.gguf_permuted import permuted
 from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 
-__all__ = ["WeightMap"]
-
 # Formats that hold a linear's inputs first, and decode to its outputs first.
 _OUT_IN = (Qweight, Exl3)
 

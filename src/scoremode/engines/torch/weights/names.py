@@ -27,8 +27,6 @@ from scoremode.schemes.resolve import Schemes
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["Conversion", "Converted", "Names", "find_unused"]
-
 # What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
 # MiniMax, MiMo and Ernie.
 _PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")

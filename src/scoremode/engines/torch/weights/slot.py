@@ -20,8 +20,6 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch, factors_of, input_factor
 from scoremode.schemes.fused_experts import input_tensors, shared_tensors
 
-__all__ = ["PARTS", "Binding", "Fetch", "Heads", "Joined", "Slot", "Source"]
-
 # The last name of the library's module → the parts', keys first.
 PARTS = {"kv_b_proj": ("k_b_proj", "v_b_proj")}
 # A tensor by name, on the device; with an index only that entry of its first axis.
