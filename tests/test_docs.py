@@ -25,12 +25,11 @@ PAGES = [
     "docs/check.md",
     "docs/choosing.md",
     "docs/conversations.md",
-    "docs/groups.md",
+    "docs/damage.md",
     "docs/kld.md",
     "docs/publishing.md",
-    "docs/shards.md",
-    "docs/verify.md",
-    "docs/watch.md",
+    "docs/devices.md",
+    "docs/sweep.md",
 ]
 
 
@@ -89,7 +88,7 @@ def difference(ratio: float, bias: float, ci95: list[float], *others: float) -> 
 
 def test_verifys_page_shows_what_verify_prints():
     """Its numbers, put into the table that the program makes of them."""
-    (block,) = (b for b in blocks("docs/verify.md") if b.startswith("$ scoremode verify"))
+    (block,) = (b for b in blocks("docs/check.md") if b.startswith("$ scoremode verify"))
     _, _, text = block.partition("\n")
     torch, vllm = re.findall(r"^(?:torch|vllm)   ? ?(\w+ ?\w*: .*)$", text, re.MULTILINE)
 

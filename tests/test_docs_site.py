@@ -31,14 +31,14 @@ def pages(nav) -> list[str]:
 
 def test_the_navigation_has_every_page_once(hooks):
     named = pages(CONFIG["nav"])
-    own = {path.name for path in (ROOT / "docs").glob("*.md")}
+    own = {path.name for path in (ROOT / "docs").glob("*.md")} - {CONFIG["not_in_nav"]}
     assert sorted(named) == sorted({*own, *hooks.PAGES.values()}), "nav of mkdocs.yml and docs/"
     assert not own & set(hooks.PAGES.values())
     assert all((ROOT / name).is_file() for name in hooks.PAGES)
 
 
 def test_links_lead_to_pages_of_the_site_and_from_the_repository_too(hooks):
-    known = {*pages(CONFIG["nav"]), "record.schema.json"}
+    known = {*pages(CONFIG["nav"]), CONFIG["not_in_nav"], "record.schema.json"}
     files = [ROOT / name for name in hooks.PAGES] + sorted((ROOT / "docs").glob("*.md"))
     for path in files:
         text = path.read_text(encoding="utf-8")
@@ -64,9 +64,9 @@ def test_the_example_is_the_report_where_there_is_one_and_else_says_how_to_make_
 ):
     class Page:
         class file:  # noqa: N801
-            src_uri = "example.md"
+            src_uri = "report.md"
 
-    text = (ROOT / "docs" / "example.md").read_text()
+    text = (ROOT / "docs" / "report.md").read_text()
     monkeypatch.setattr(hooks, "REPORT", tmp_path / "report.html")
     said = hooks.on_page_markdown(text, Page, None, None)
     assert "make test-real" in said and "iframe" not in said

@@ -43,9 +43,9 @@ def ran(job: str, names: dict[str, Any], monkeypatch, **more: Any) -> list[tuple
 
 
 def test_the_page_has_the_five_jobs():
-    assert list(JOBS) == ["measure", "base", "many", "scores", "frames", "gate"]
-    # Nothing that looks like a snippet is left out, but for the first lines.
-    assert PAGE.read_text().count("```python") == len(JOBS) + 1
+    assert list(JOBS) == ["measure", "base", "many", "scores", "frames", "gate", "pipeline"]
+    # Nothing that looks like a snippet is left out, but for the first lines of both parts.
+    assert PAGE.read_text().count("```python") == len(JOBS) + 2
 
 
 def test_measuring_a_model(names, monkeypatch):

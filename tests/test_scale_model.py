@@ -1,4 +1,4 @@
-"""docs/scale.md: its model of time against what was measured, and its launch files."""
+"""docs/devices.md: its model of time against what was measured, and its launch files."""
 
 import importlib.util
 import json
@@ -52,7 +52,7 @@ def test_gpus_shorten_what_they_share(model):
 
 
 def test_the_table_is_what_the_tool_prints_and_no_prediction_is_far_off(model, points):
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    page = (DOCS / "devices.md").read_text(encoding="utf-8")
     assert model.table(points) in page
     for what, predicted, measured, _ in model.rows_of(points):
         assert 0.89 < predicted / measured < 1.11, what
@@ -91,7 +91,7 @@ def test_one_run_is_told_in_gpu_hours_and_in_the_readers_money(flags, lines):
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
     """The page's launch files by name."""
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    page = (DOCS / "devices.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:bash|yaml)\n(.*?)```", page, re.DOTALL)
     return {re.search(r"# file: (\S+)", body)[1]: body for body in blocks}
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/explained.md, as small SVG files, from a demo's runs.
+"""Draw the pictures of docs/statistics.md, as small SVG files, from a demo's runs.
 
     scoremode demo -o DEMO
     python tools/docs_plots.py DEMO docs/plots

@@ -50,7 +50,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """A page's text with its links turned to the site's pages, and the example put in."""
-    if page.file.src_uri == "example.md":
+    if page.file.src_uri == "report.md":
         markdown = markdown.replace(_MARK, _THERE if REPORT.is_file() else _NOT_THERE)
     return turned(markdown)
 

@@ -23,7 +23,7 @@ from scoremode.results.record.definition import (
 
 DOCS = Path(__file__).parent.parent / "docs"
 _STATUS = (
-    "`running`, `done`, `shard` (a [shard](shards.md) that is done: no whole run, and without "
+    "`running`, `done`, `shard` (a [shard](devices.md#shards-without-a-scheduler) that is done: no whole run, and without "
     "metrics), or `invalid` with a `reason`"
 )
 _TABLE = re.compile(r"\| section \| needed in \|.*?\n\n", re.DOTALL)

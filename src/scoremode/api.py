@@ -414,7 +414,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool = False) -> Run:
-    """Makes one run of all the shards that `measure(..., shard="i/N")` scored (docs/shards.md), in a
+    """Makes one run of all the shards that `measure(..., shard="i/N")` scored (docs/devices.md), in a
     folder of its own, `output`, which must not be there yet.
 
     - `runs`: the shards, or folders that hold them; `quiet`: no notices on stderr.

@@ -293,7 +293,7 @@ class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
             "of a run with `--calibration`: that text's name, source and sha256, its field of a data "
             "set, how many `documents` and `tokens` it has; how many of the scored `targets` lie in "
             "`ngram` tokens in a row that a document has, their `share`, and that of each label of "
-            "`--group-by` ([held out?](held-out.md))"
+            "`--group-by` ([held out?](texts.md#contamination-check))"
         ),
     ] = UNSET
     stopping: Annotated[
@@ -341,7 +341,7 @@ class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
     llama_cpp: Annotated[
         dict[str, Any] | None,
         words(
-            "against a base: llama-perplexity's block ([llama-cpp.md](llama-cpp.md)), each estimate "
+            "against a base: llama-perplexity's block ([gguf.md](gguf.md#llamacpps-perplexity-and-its-files)), each estimate "
             "with `value` and `error`; null for fewer than 100 targets, not there where windows weigh "
             "differently"
         ),
