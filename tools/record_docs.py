@@ -23,8 +23,8 @@ from scoremode.results.record.definition import (
 
 DOCS = Path(__file__).parent.parent / "docs"
 _STATUS = (
-    "`running`, `done`, `shard` (a [shard](devices.md#shards-without-a-scheduler) that is done: no whole run, and without "
-    "metrics), or `invalid` with a `reason`"
+    "`running`, `done`, `shard` (a [shard](devices.md#what-a-shard-is) that is done: no whole "
+    "run, and without metrics), or `invalid` with a `reason`"
 )
 _TABLE = re.compile(r"\| section \| needed in \|.*?\n\n", re.DOTALL)
 

@@ -341,7 +341,7 @@ class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
     llama_cpp: Annotated[
         dict[str, Any] | None,
         words(
-            "against a base: llama-perplexity's block ([gguf.md](gguf.md#llamacpps-perplexity-and-its-files)), each estimate "
+            "against a base: llama-perplexity's block ([gguf.md](gguf.md#the-block)), each estimate "
             "with `value` and `error`; null for fewer than 100 targets, not there where windows weigh "
             "differently"
         ),
