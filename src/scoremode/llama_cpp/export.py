@@ -25,8 +25,6 @@ from scoremode.results.folders.paths import opened_through, replaceable
 from scoremode.results.scores import expected
 from scoremode.text.protocol import Protocol
 
-__all__ = ["LogitsFileWriter", "check_exportable", "export_llama_cpp"]
-
 # float32 logits that exist at a time, over the whole vocabulary: 128 MiB.
 _BLOCK = 1 << 25
 

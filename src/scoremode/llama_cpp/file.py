@@ -33,8 +33,6 @@ from scoremode.lib.files import open_regular
 from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans, sums
 from scoremode.text.plan import Plan
 
-__all__ = ["Contents", "LogitsFile", "check_sizes", "check_tokens", "packed_head", "rows_per_chunk"]
-
 _MAGIC = b"_logits_"
 _HEADER = struct.Struct("<8sIii")
 # Rows that a fingerprint sees.

@@ -28,8 +28,6 @@ from scoremode.head.divergence import PairScores
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.reference.base import Span
 
-__all__ = ["KLD_CUT", "LlamaCppReference", "LlamaCppSums"]
-
 KLD_CUT = -16.0
 # Float64 entries at a time: 32 MiB.
 _BLOCK = 1 << 22

@@ -18,8 +18,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Nats", "Sums", "codes_of", "decode_each", "encode", "row_words", "spans", "sums"]
-
 Nats = Literal[16, 24]
 
 _HEADER = 4  # u16 words: two float32

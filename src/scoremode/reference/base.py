@@ -9,8 +9,6 @@ import torch
 from scoremode.head.divergence import ExtraSums
 from scoremode.head.project import Logits
 
-__all__ = ["OnDisk", "Reference", "Span"]
-
 # Rows `begin … end` of all scored targets of a plan, in its order.
 Span = tuple[int, int]
 

@@ -22,8 +22,6 @@ from scoremode.results.statistics.agreement import LIMITS, logits_of
 from scoremode.text.batching import grouped, parts_of
 from scoremode.text.plan import Plan
 
-__all__ = ["Replay", "compare_base", "most_apart", "replay"]
-
 
 @dataclass(frozen=True)
 class Replay:

@@ -28,23 +28,6 @@ from scoremode.lib.files import check_regular, open_regular
 from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.reference.base import Span
 
-__all__ = [
-    "HEADER_BYTES",
-    "SpanPrefetch",
-    "StatesFile",
-    "StatesReader",
-    "begin_of_states",
-    "create_states",
-    "digest_rows",
-    "fill_states",
-    "raw_bytes",
-    "read_states",
-    "rows_of_files",
-    "write_hashed",
-    "write_states",
-    "write_tensors",
-]
-
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 # What else a head may be stored in.
 _STORED = _NAMES | {

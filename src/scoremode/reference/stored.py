@@ -45,8 +45,6 @@ from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.text.plan import Labels, Plan, make_plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["OrderedReference", "StoredReference", "is_run", "kept_plan"]
-
 
 def is_run(path: Path) -> bool:
     """Tells whether `path` is a run's folder, which a reference is."""

@@ -34,18 +34,6 @@ from scoremode.reference.states import (
 from scoremode.results.folders.store import HEAD, STATES, TOKENS
 from scoremode.text.plan import Plan
 
-__all__ = [
-    "HEAD",
-    "HELD",
-    "STATES",
-    "TOKENS",
-    "HeadTensors",
-    "Keeper",
-    "digest_of",
-    "name_of",
-    "reference_sha256",
-]
-
 # Passes whose states are held while they are being written.
 HELD = 2
 

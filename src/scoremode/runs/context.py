@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["EngineFactory", "RunContext", "agree", "engine_factory", "identity_of", "import_engine"]
 
 EngineFactory = Callable[[Checkpoint, int | None], Engine]
 

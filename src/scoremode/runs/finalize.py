@@ -32,15 +32,6 @@ from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, detokeniz
 from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.tokenizer import Tokenizer, difference
 
-__all__ = [
-    "auto_tokenizer_task",
-    "check_texts",
-    "finished_sections",
-    "overlap_task",
-    "shard_sections",
-    "token_table_task",
-]
-
 
 def auto_tokenizer_task(context: RunContext) -> Task[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.

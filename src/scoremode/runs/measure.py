@@ -25,12 +25,6 @@ from scoremode.runs.run import run_plan
 from scoremode.startup.clock import StageClock, Tell
 from scoremode.startup.warmup import check_installation, preparing
 
-__all__ = [
-    "follow",
-    "measure",
-    "measure_apart",
-]
-
 
 def measure(
     request: Request,

@@ -19,18 +19,6 @@ from scoremode.runs.request import Request, Swap
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "InMemory",
-    "check_engine",
-    "check_quantization",
-    "in_memory",
-    "mixture_section",
-    "opened",
-    "opened_model",
-    "reopened",
-    "swaps_of",
-]
-
 
 def swaps_of(
     keep_dense: Sequence[str], swap: Sequence[str], reference: str | None, revision: str | None

@@ -22,8 +22,6 @@ from scoremode.text.plan import Plan
 if TYPE_CHECKING:
     from scoremode.reference.writer import Keeper
 
-__all__ = ["RunPasses", "RunWatch"]
-
 
 class RunWatch:
     """The window sums of a plan's passes, as they come; `watch` is told what they say, if anybody."""

@@ -28,8 +28,6 @@ from scoremode.text.protocol import Protocol
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, page_corpus
 from scoremode.text.tokenizer import Tokenizer, difference
 
-__all__ = ["PlannedText", "check_same_tokens", "plan_text", "planned_text", "prefix_of"]
-
 # Rules of what is no text.
 _APART = ("conversations", "requests")
 

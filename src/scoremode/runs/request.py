@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from scoremode.results.scores import Scores
     from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
-__all__ = [
-    "Change",
-    "Judge",
-    "Request",
-    "Result",
-    "Swap",
-    "TotalProgress",
-    "Watch",
-    "check_request",
-    "check_sharding",
-    "check_stopping",
-]
 
 # The thing that changes when a base is run against itself.
 Change = Literal["auto", "attention", "dtype", "engine"]

@@ -22,16 +22,6 @@ from scoremode.runs.context import RunContext
 from scoremode.runs.shards import shard_section, share_of
 from scoremode.text.plan import Plan
 
-__all__ = [
-    "check_earlier",
-    "check_files",
-    "files_section",
-    "find_earlier",
-    "go_on",
-    "new_folder",
-    "read_part",
-]
-
 
 def find_earlier(
     context: RunContext, identity: Mapping[str, Any]

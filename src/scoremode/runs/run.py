@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from scoremode.runs.baselines import Baseline
     from scoremode.runs.rescore.noise import NoiseFloor
 
-__all__ = ["ScoredRun", "run_plan", "score_plan"]
-
 
 def run_plan(
     request: Request,

@@ -15,8 +15,6 @@ from scoremode.lib.json import json_digest
 from scoremode.text.plan import Plan
 from scoremode.text.shard import Shard
 
-__all__ = ["Share", "batches_sha256", "shard_section", "share_of"]
-
 
 @dataclass(frozen=True)
 class Share:

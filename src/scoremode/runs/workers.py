@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["check_nodes", "check_shared", "follow_plan", "look_for", "tell_files"]
-
 
 def follow_plan(
     request: Request,

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["StageClock", "Tell", "since_exec"]
-
 _IMPORTED = time.perf_counter()
 
 # Called with the name of a stage that begins, and with what it is of ("" for the run itself).

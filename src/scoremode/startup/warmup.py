@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
     from scoremode.engines.base import Options
 
-__all__ = [
-    "Importing",
-    "check_installation",
-    "count_gpus",
-    "libraries",
-    "missing",
-    "open_gpu",
-    "preparing",
-    "untested",
-    "warmer",
-]
 
 _NEEDED = (
     "huggingface_hub", "msgspec", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",

@@ -10,8 +10,6 @@ from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.conversations.template import ChatTemplate
 
-__all__ = ["ChatPrompts"]
-
 # Behind what the model is to go on with, while it is rendered; the space tells whether the template
 # keeps spaces, as in transformers' `continue_final_message`.
 _MARK = "GOES_ON_HERE "

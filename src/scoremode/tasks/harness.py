@@ -44,8 +44,6 @@ from scoremode.tasks.metrics import HarnessResults, tasks_section
 from scoremode.tasks.requests import ChatLM, Key, answer_of, refusal, text_requests
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, request_corpus
 
-__all__ = ["Harness", "Prompting", "check_folder", "sandboxed"]
-
 _OWN = Path(lm_eval.tasks.__file__).parent.resolve()
 # As the harness chooses it, so that both read the same.
 _LOADER: Any = yaml.CSafeLoader if getattr(yaml, "__with_libyaml__", False) else yaml.FullLoader

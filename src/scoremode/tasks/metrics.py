@@ -15,8 +15,6 @@ from scoremode.results.statistics.bootstrap import MIN_BLOCKS, block_bootstrap
 from scoremode.results.statistics.pairs import paired_answers
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus
 
-__all__ = ["HarnessResults", "tasks_section"]
-
 # Entries among the harness's metrics of a task that are no metrics.
 _NO_METRICS = {"alias", "name", "sample_len", "sample_count", " "}
 

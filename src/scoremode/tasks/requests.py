@@ -12,8 +12,6 @@ from scoremode.errors import UsageError
 from scoremode.tasks.chat import ChatPrompts
 from scoremode.text.task_requests import TextRequest
 
-__all__ = ["ChatLM", "Key", "answer_of", "key_of", "refusal", "text_requests"]
-
 # A request: its context, None for a whole text, and the text that counts.
 Key = tuple[str | None, str]
 

@@ -38,8 +38,6 @@ from scoremode.schemes.mixing import differing
 from scoremode.startup.clock import StageClock
 from scoremode.startup.warmup import check_installation, preparing
 
-__all__ = ["DIRECTIONS", "Attributed", "attribute"]
-
 
 @dataclass(frozen=True)
 class Attributed:

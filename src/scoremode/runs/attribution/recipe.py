@@ -28,9 +28,6 @@ from scoremode.runs.request import Request, Result, Swap, TotalProgress
 from scoremode.schemes.resolve import resolve
 from scoremode.startup.clock import StageClock
 
-__all__ = ["SCHEMA", "Recipe", "check_expressible", "recipe_yaml", "search"]
-
-
 SCHEMA, SCHEMA_VERSION = "scoremode/recipe", 1
 # Points of the curve that are kept.
 _POINTS = 200

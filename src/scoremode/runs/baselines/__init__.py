@@ -18,8 +18,6 @@ from scoremode.runs.baselines.base import Baseline, LlamaCppBaseline, ModelBasel
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
-__all__ = ["Baseline", "common_softmax", "is_logits_file", "open_baseline"]
-
 
 def open_baseline(
     request: Request, planned: PlannedText, checkpoint: Checkpoint, kept: Path | None = None

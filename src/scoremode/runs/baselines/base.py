@@ -27,15 +27,6 @@ from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 
-__all__ = [
-    "Baseline",
-    "LlamaCppBaseline",
-    "ModelBaseline",
-    "StoredBaseline",
-    "base_sha256",
-    "file_facts",
-]
-
 
 class Baseline(Protocol):
     """A base of one run.

@@ -33,8 +33,6 @@ from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
 from scoremode.text.plan import Plan
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check", "rerun_of"]
-
 SCHEMA = "scoremode.check"
 SCHEMA_VERSION = 1
 

@@ -21,8 +21,6 @@ from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["audited_chats"]
-
 _PART = "conversations"
 
 

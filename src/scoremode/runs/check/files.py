@@ -21,7 +21,6 @@ from scoremode.runs.models import reopened
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
 
-__all__ = ["audit_checkpoint", "audit_kept", "audit_reference"]
 
 _KINDS = ("model", "stored", "llama.cpp")
 # Of a base's engine: the same states may have been made elsewhere, by another build.

@@ -20,8 +20,6 @@ from scoremode.text.protocol import Protocol
 from scoremode.text.task_requests import RequestCorpus, TextRequest, request_corpus
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["audit_answers", "audited_pages", "audited_requests"]
-
 
 def audited_requests(
     folder: Path | None,

@@ -40,13 +40,6 @@ if TYPE_CHECKING:
     from scoremode.head.project import Logits
     from scoremode.reference.base import Reference, Span
 
-__all__ = [
-    "SecondRun",
-    "compare_again",
-    "differing_conditions",
-    "options_of",
-    "score_again",
-]
 
 # Of the versions that a record has, those that compute.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")

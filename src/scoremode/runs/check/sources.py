@@ -15,9 +15,6 @@ from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_
 from scoremode.text.corpus import Corpus
 from scoremode.text.presets import load_text, named_text
 
-__all__ = ["Sources", "Unreachable", "named_corpus"]
-
-
 # A hub id with its commit, as a record has it.
 _ON_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})")
 

@@ -32,17 +32,6 @@ from scoremode.text.task_requests import TASKS, page_corpus
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = [
-    "audit_calibration",
-    "audit_protocol",
-    "audit_targets",
-    "audited_plan",
-    "audited_tokenizer",
-    "kept_plan",
-    "protocol_of",
-]
-
-
 # What a record has of a corpus beside its names, places and hashes.
 _OF_CORPUS = ("rows", "row_limit", "row_seed", "text_field", "preset", "separator", "group_by",
               "joined")  # fmt: skip

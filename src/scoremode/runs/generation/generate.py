@@ -35,19 +35,6 @@ from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.corpus import KIND, record_path
 from scoremode.text.conversations.template import DATE
 
-__all__ = [
-    "Engine",
-    "Generation",
-    "PartFile",
-    "counts_of",
-    "finished_record",
-    "generate",
-    "part_path",
-    "record_of",
-    "record_text",
-    "remove_left",
-]
-
 
 class Engine(Protocol):
     """Options that make a sampler: `TorchSampling`, `VllmSampling`."""

@@ -33,15 +33,6 @@ from scoremode.text.hub import rows_of_hub
 from scoremode.text.rows import read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = [
-    "Prompt",
-    "Prompts",
-    "Replying",
-    "prompts_from_file",
-    "prompts_from_hub",
-    "prompts_of",
-]
-
 _ROWS = (".jsonl", ".ndjson", ".parquet")
 # What is written of a reply itself, in place of what a row may say of another.
 _OURS = ("finish_reason", "generated", "generated_ids")

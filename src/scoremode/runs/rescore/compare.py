@@ -16,8 +16,6 @@ from scoremode.results.statistics.agreement import (
 )
 from scoremode.results.statistics.blocks import Places
 
-__all__ = ["MEASURED", "differing_columns", "judged"]
-
 # Columns that a model computes; the others are the plan's.
 MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
             "kld", "kld_reverse", "jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.runs.baselines import Baseline
 
-__all__ = ["NoiseFloor"]
-
 
 @dataclass(frozen=True)
 class _Variant:

@@ -15,8 +15,6 @@ from scoremode.runs.context import engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.text.plan import Plan
 
-__all__ = ["Job", "Rescored", "rescore", "rescore_apart"]
-
 
 @dataclass(frozen=True, eq=False)
 class Rescored:

@@ -17,8 +17,6 @@ from scoremode.engines.base import Schedule
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
-__all__ = ["Sample", "drawn_windows", "found_probability", "micro_batches"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sample:

@@ -40,8 +40,6 @@ from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "VerifyRequest", "compare", "verify"]
-
 SCHEMA = "scoremode.verify"
 SCHEMA_VERSION = 1
 _REFERENCE = "the reference (torch, float32)"

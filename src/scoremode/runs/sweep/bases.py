@@ -20,8 +20,6 @@ from scoremode.runs.baselines.base import StoredBaseline, base_sha256
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
-__all__ = ["Bases", "KeptOnce", "check_against", "folder_of_base", "head_of", "options_of"]
-
 
 class KeptOnce(StoredReference):
     """A reference whose files are read through once, as long as none of them is touched."""

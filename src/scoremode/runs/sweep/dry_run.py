@@ -26,8 +26,6 @@ from scoremode.runs.sweep.manifest import SweepRequest, titles
 from scoremode.runs.sweep.sweep import all_models
 from scoremode.schemes.summary import summarize
 
-__all__ = ["cached_only", "foresee", "hub_bytes"]
-
 
 def foresee(request: SweepRequest) -> dict[str, Any]:
     """The sweep's `rows`, a model under a text and protocol each, and sums of what is to be done.

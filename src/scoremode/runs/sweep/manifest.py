@@ -21,25 +21,6 @@ from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now
 from scoremode.runs.request import Request, Result
 
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "Board",
-    "Ended",
-    "Entry",
-    "Manifest",
-    "Outcome",
-    "Pair",
-    "Status",
-    "SweepRequest",
-    "held",
-    "placed",
-    "read_manifest",
-    "titles",
-    "unfinished",
-    "write_manifest",
-]
-
 SCHEMA = "scoremode.sweep"
 SCHEMA_VERSION = 1
 

@@ -31,8 +31,6 @@ from scoremode.startup.clock import StageClock
 from scoremode.startup.warmup import libraries
 from scoremode.text.plan import Plan
 
-__all__ = ["LentEngine", "ModelRuns", "Stage", "free_device"]
-
 Finish = Callable[[], Result]
 
 

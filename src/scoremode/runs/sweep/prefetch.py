@@ -17,8 +17,6 @@ from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import PlannedText, planned_text
 from scoremode.runs.request import Request
 
-__all__ = ["Opened", "Prepared", "free_memory"]
-
 
 @dataclass(frozen=True, eq=False)
 class Opened:

@@ -32,8 +32,6 @@ from scoremode.runs.sweep.model import ModelRuns, Stage
 from scoremode.runs.sweep.prefetch import Prepared
 from scoremode.startup.warmup import check_installation, libraries
 
-__all__ = ["all_models", "capture_apart", "run_sweep"]
-
 _PATTERN = re.compile(r"[*?[]")
 
 
