@@ -14,9 +14,6 @@ from pathlib import Path
 
 from scoremode.lib.tasks import Task
 
-__all__ = ["FileReader", "Hashing", "Part", "hash_file"]
-
-
 _REQUEST = 1 << 24
 # Bytes hashed at a time, and files.
 _CHUNK = 1 << 22

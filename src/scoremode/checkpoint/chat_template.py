@@ -16,8 +16,6 @@ from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["chat_template", "special_tokens", "turn_ends"]
-
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
 # Special tokens by the names under which templates write them.

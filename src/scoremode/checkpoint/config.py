@@ -17,21 +17,6 @@ from typing import Any
 from scoremode.errors import CheckpointError
 from scoremode.lib.files import MOST_JSON, read_regular
 
-__all__ = [
-    "TRANSFORM",
-    "check_config",
-    "dtype_of",
-    "is_deep",
-    "language_config",
-    "layers_of",
-    "longest_of",
-    "parse_json",
-    "positions_of",
-    "quantizations",
-    "read_config",
-    "read_json",
-]
-
 # Words in names of fields that say that weights were changed together with their inputs: whoever
 # doesn't change the inputs too measures another model.
 TRANSFORM = re.compile(

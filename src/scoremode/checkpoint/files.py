@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from scoremode.checkpoint.gguf.table import Layout
 
-__all__ = ["Checkpoint", "config_of", "open_checkpoint", "opened_config", "stamp"]
-
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
 # Replaces names of the folder that is read by those of the files that were given.

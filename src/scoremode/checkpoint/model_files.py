@@ -18,22 +18,6 @@ from scoremode.checkpoint.config import read_json
 from scoremode.checkpoint.gguf.names import gguf_parts, is_gguf, named_gguf, only_gguf
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 
-__all__ = [
-    "INDEX",
-    "MODELOPT",
-    "SLOW_FILES",
-    "TOKENIZER_FILES",
-    "ModelFiles",
-    "own_config",
-    "own_files",
-    "refuse_adapter",
-    "resolve_local",
-    "resolve_model",
-    "resolve_tokenizer",
-    "tokenizer_places",
-    "weight_files",
-]
-
 # The files that transformers makes a fast tokenizer from where there is no tokenizer.json.
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 TOKENIZER_FILES = ("tokenizer.json", *SLOW_FILES)

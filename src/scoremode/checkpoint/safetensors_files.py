@@ -18,9 +18,6 @@ from scoremode.lib.files import check_regular
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPE_BITS", "FLOATS", "SafetensorsFiles", "TensorInfo", "WeightFiles", "read_header"]
-
-
 # Bits of one element: https://huggingface.co/docs/safetensors and its Rust `Dtype`.
 DTYPE_BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,

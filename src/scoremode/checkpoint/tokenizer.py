@@ -31,9 +31,6 @@ from scoremode.lib.tasks import importing
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer, naming, sides_of
 
-__all__ = ["checkpoint_tokenizer", "compare_tokens", "difference_lines", "has_tokenizer"]
-
-
 # Tokenizers that no library here reads; of a folder with such a file alone transformers makes one of
 # five tokens, or runs the model's own code.
 _UNREAD_FILES = ("tekken.json", "*tiktoken*", "*.model*", "*.vocab", "rwkv_vocab*")

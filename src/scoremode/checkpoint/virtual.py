@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Mixture", "ModuleInMemory", "Taken"]
-
-
 # Characters of a pattern that stands in a mixture's name.
 _SHORT = 40
 

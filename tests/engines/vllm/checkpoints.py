@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import Variant, quantize_folder
 
-__all__ = ["FORMATS", "write_checkpoint"]
-
 FORMATS = ("dense", "W4A16", "W8A8", "FP8")
 # Of two ranks, each has 96 of 192 inputs and 256 of 512: groups of 32 are whole in all of them.
 _GROUP = 32

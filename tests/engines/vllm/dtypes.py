@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["HAS_AVX512", "ROUNDS", "SERVED", "of_avx512", "of_bf16", "served_on"]
-
 _CPU = Path("/proc/cpuinfo")
 
 

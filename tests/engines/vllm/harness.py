@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Answer", "Engines", "Leftover", "Program", "finish", "kill"]
-
 # Seconds without a second of work or a line of output, after which a program hangs. How long it may
 # take in all says nothing: on a busy machine a start takes many times what it does on an idle one.
 TIMEOUT = 300

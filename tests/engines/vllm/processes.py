@@ -17,18 +17,6 @@ from engines.vllm.dtypes import SERVED
 from engines.vllm.references import LLAMA_CPP
 from numpy.typing import NDArray
 
-__all__ = [
-    "LENGTH",
-    "MATRIX",
-    "NARROW",
-    "PROCESSES",
-    "TWO_ON_RAY",
-    "TWO_RANKS",
-    "WRONG",
-    "Start",
-    "make_calls",
-]
-
 # Tokens of the longest prompt.
 LENGTH = 256
 # Entries of a narrow softmax.

@@ -7,8 +7,6 @@ from typing import Any
 
 from engines.vllm.measured import request
 
-__all__ = ["LLAMA_CPP", "cut_reference", "write_reference"]
-
 # Of the demo model, by llama-perplexity.
 LLAMA_CPP = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
 

@@ -25,8 +25,6 @@ from scoremode.checkpoint.gguf.plain import PLAIN
 from scoremode.checkpoint.gguf.table import Architecture, Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["ARCHITECTURES", "OF_EXPERTS", "Described", "describe"]
-
 # By what files have as `general.architecture`.
 ARCHITECTURES: dict[str, Architecture] = {**DENSE, **GEMMA, **PLAIN}
 # And of files that have an `expert_count`.

@@ -20,8 +20,6 @@ from scoremode.checkpoint.gguf.mixtures import (
 from scoremode.checkpoint.gguf.table import GATED, MODEL, RMS, Architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["DEEPSEEK"]
-
 # Converters write a tenth of the model's own `mscale_all_dim`.
 _TENTH = 0.1
 

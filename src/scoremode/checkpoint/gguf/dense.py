@@ -30,9 +30,6 @@ from scoremode.checkpoint.gguf.table import (
 )
 from scoremode.errors import UnsupportedModel
 
-__all__ = ["DENSE", "GEMMA"]
-
-
 # Norms of what attention and MLP give, and none before them.
 _POST_NORMS = {
     name: module

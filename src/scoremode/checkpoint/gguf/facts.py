@@ -23,19 +23,6 @@ from scoremode.checkpoint.config import TRANSFORM
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = [
-    "FACTOR_TENSORS",
-    "REQUIRED",
-    "Facts",
-    "Key",
-    "flag",
-    "integer",
-    "real",
-    "rope_parameters",
-    "shown",
-]
-
-
 # Namespaces beside the architecture's own of which no key changes what a weight is.
 _HARMLESS = (
     "general.",  # what the file is, who made it of what, how to sample from it

@@ -30,20 +30,6 @@ import numpy as np
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib.files import check_regular
 
-__all__ = [
-    "FLOATS",
-    "TYPES",
-    "TYPES_BY_ID",
-    "UNREAD",
-    "GgmlType",
-    "GgufHeader",
-    "GgufTensor",
-    "first_of",
-    "parts_of",
-    "read_gguf",
-    "read_split",
-]
-
 
 class GgmlType(NamedTuple):
     """A type; of one that has no blocks `values` is 1."""

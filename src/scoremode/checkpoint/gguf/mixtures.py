@@ -24,20 +24,6 @@ from scoremode.checkpoint.gguf.table import (
 )
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = [
-    "MIXTURES",
-    "NEXTN",
-    "SHARED",
-    "SHARED_EXPERTS",
-    "SIGMOID",
-    "SOFTMAX",
-    "check_counts",
-    "check_groups",
-    "experts",
-    "weighed",
-]
-
-
 # `expert_gating_func`: over all experts, each by itself, over those chosen.
 SOFTMAX, SIGMOID, _SOFTMAX_CHOSEN = 1, 2, 3
 

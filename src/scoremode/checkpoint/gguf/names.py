@@ -8,17 +8,6 @@ from scoremode.checkpoint.gguf.header import first_of, parts_of
 from scoremode.errors import CheckpointError, words_of
 from scoremode.lib.hub import find_revision
 
-__all__ = [
-    "choose",
-    "gguf_names",
-    "gguf_parts",
-    "is_gguf",
-    "model_files",
-    "named_gguf",
-    "only_gguf",
-]
-
-
 # Beside a model lie its vision tower and what it was quantized by, which are GGUF files too; models say
 # of themselves that they were, and name their quant.
 _NO_MODEL = re.compile(

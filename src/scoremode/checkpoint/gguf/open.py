@@ -26,9 +26,6 @@ from scoremode.lib.json import canonical
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GgufFiles", "gguf_config", "gguf_metadata", "open_gguf"]
-
-
 # Safetensors' spelling → torch's.
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",

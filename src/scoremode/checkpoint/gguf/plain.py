@@ -20,8 +20,6 @@ from scoremode.checkpoint.gguf.table import (
     Layout,
 )
 
-__all__ = ["PLAIN"]
-
 _STARCODER2 = (
     MODEL
     | ATTENTION

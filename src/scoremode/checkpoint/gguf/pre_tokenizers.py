@@ -16,8 +16,6 @@ and symbols that came later (U+0897 the lowest) are nothing to llama.cpp, and ma
 
 from typing import NamedTuple
 
-__all__ = ["SPLITS", "UNREAD", "Split"]
-
 _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"

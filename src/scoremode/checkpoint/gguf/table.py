@@ -16,22 +16,6 @@ from scoremode.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ATTENTION",
-    "GATED",
-    "LLAMA",
-    "MODEL",
-    "NORMS",
-    "QK_NORMS",
-    "RMS",
-    "SIZES",
-    "TURNS",
-    "Architecture",
-    "Layout",
-    "layer_types",
-    "window",
-]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers.models import BPE
 
-__all__ = [
-    "MARK",
-    "byte_level",
-    "byte_tokens",
-    "has_vocabulary",
-    "sentencepiece",
-    "spelled",
-    "tokenizer_of",
-]
-
-
 # What stands for a space.
 MARK = "▁"
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from scoremode.errors import TokenizerError
 
-__all__ = ["Added", "Vocabulary", "read_vocabulary"]
-
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _KINDS = 7

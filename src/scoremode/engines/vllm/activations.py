@@ -9,8 +9,6 @@ vLLM's classes do is told by their names and fields; read in 0.24 and 0.32.
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["declared_activations", "layer_activations", "ran"]
-
 # Kernels that leave activations alone under schemes that would quantize them.
 _WEIGHT_ONLY = (
     "Marlin",

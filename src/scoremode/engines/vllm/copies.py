@@ -16,8 +16,6 @@ from scoremode.checkpoint.bulk_io import Hashing
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
 
-__all__ = ["Copies", "CopyHashes", "View", "view_of"]
-
 # Of each file: the running kernel, then device, inode, bytes and nanoseconds of its last change. Who
 # sees the same numbers sees the same file.
 View = list[list[str | int] | None]

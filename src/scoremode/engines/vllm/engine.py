@@ -34,8 +34,6 @@ from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import LIMITS, logits_of
 from scoremode.text.plan import Plan
 
-__all__ = ["VllmEngine", "prove_states", "read_head"]
-
 # Window tokens of a pass: long enough that the pause after it, in which its part is written, is
 # nothing, and short enough that a killed run has lost little.
 _PASS_TOKENS = {"cpu": 8_192, "cuda": 131_072}

@@ -11,8 +11,6 @@ from scoremode.text.plan import Plan
 if TYPE_CHECKING:
     from scoremode.engines.base import BaseEngine, Engine
 
-__all__ = ["VllmOptions"]
-
 
 @dataclass(frozen=True)
 class VllmOptions:

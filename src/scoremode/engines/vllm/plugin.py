@@ -26,16 +26,6 @@ from typing import Any
 
 from scoremode.engines.vllm.settings import environment
 
-__all__ = [
-    "ENTRY_POINT",
-    "SWITCH",
-    "is_server",
-    "refuse_unread_fields",
-    "register",
-    "scoring_models",
-    "unread",
-]
-
 SWITCH = "SCOREMODE_VLLM"
 ENTRY_POINT = "scoremode"
 # One of these is there when a server starts, and in no other process that loads plugins.

@@ -26,8 +26,6 @@ from scoremode.engines.vllm.start import Started
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 
-__all__ = ["Mismatch", "PoolingEngine"]
-
 # The pooler's float32 against a float64 log-softmax of the same logits, relative to the largest.
 _SELF_TEST_LIMIT = 1e-4
 _SELF_TEST_TOKENS = 16

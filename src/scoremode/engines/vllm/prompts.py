@@ -24,23 +24,6 @@ from scoremode.results.scores import DTYPES, Comparison
 if TYPE_CHECKING:
     from scoremode.reference.base import OnDisk
 
-__all__ = [
-    "COLUMNS",
-    "COMPARED",
-    "FULL",
-    "KEY",
-    "MAX_EXACT_ID",
-    "Against",
-    "Ids",
-    "Keep",
-    "Kind",
-    "Prompt",
-    "PromptScores",
-    "ScoreRequest",
-    "check_prompts",
-    "scores_of",
-]
-
 KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Columns of a comparison with a reference, as results.scores.Comparison names them.

@@ -21,8 +21,6 @@ from typing import Any
 from scoremode.engines.vllm.settings import surroundings
 from scoremode.errors import EngineError
 
-__all__ = ["RayCluster", "check_nodes", "dead_worker", "join_ray", "reason_of", "uses_ray"]
-
 _ADDRESS = "RAY_ADDRESS"
 # Seconds for a process to start on a node and say what it has.
 _PATIENCE = 120

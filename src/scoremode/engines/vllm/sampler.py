@@ -18,8 +18,6 @@ from scoremode.engines.vllm.settings import Settings, kv_cache_bytes, stored_dty
 from scoremode.engines.vllm.start import Started, require_plugin, vllm_version
 from scoremode.errors import EngineError
 
-__all__ = ["VllmSampler", "VllmSampling"]
-
 # Replies that are asked for together, and written before the next ones begin.
 _TOGETHER = 256
 # Replies that a CPU works on at once.

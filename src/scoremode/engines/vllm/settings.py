@@ -15,16 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Settings",
-    "engine_environment",
-    "environment",
-    "kv_cache_bytes",
-    "stdout_to_stderr",
-    "surroundings",
-    "variables",
-]
-
 _BATCHED_TOKENS = {"cuda": 16_384, "cpu": 2_048}
 # Tokens a step's KV cache blocks may be rounded up by, a sequence.
 _BLOCK = 64

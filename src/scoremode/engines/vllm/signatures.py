@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["REQUIREMENTS", "check_signatures", "v2_scores"]
-
 # File → class or method → names that it must have: methods and fields of a class, parameters of a
 # method.
 REQUIREMENTS = {

@@ -30,8 +30,6 @@ from scoremode.engines.vllm.settings import (
 )
 from scoremode.errors import EngineError
 
-__all__ = ["EXTENSION", "Started", "require_plugin", "vllm_version"]
-
 # What vLLM mixes into the class of its workers.
 EXTENSION = "scoremode.engines.vllm.workers.worker.WorkerExtension"
 # What vLLM and torch raise when they can't do what was asked, from bad values to a full device.

@@ -29,19 +29,6 @@ from scoremode.reference.base import Reference, Span
 from scoremode.reference.states import write_states
 from scoremode.reference.stored import StoredReference
 
-__all__ = [
-    "Base",
-    "OtherHead",
-    "Share",
-    "StateFile",
-    "compare",
-    "open_base",
-    "project_in_float32",
-    "spans_of",
-    "tile_entries",
-    "to_device",
-]
-
 # Gives a reference's logits of such rows int64 [R], of the share's entries.
 Base = Callable[[NDArray[np.int64]], Logits]
 # Entries of both models' logits that exist in float32 at a time. A CPU's are the tiles of

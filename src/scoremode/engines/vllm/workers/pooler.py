@@ -29,8 +29,6 @@ from scoremode.engines.vllm.workers.vocab_slice import Given, ShardedHead
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import OnDisk
 
-__all__ = ["TASK", "ScoringPooler", "scoring_class"]
-
 TASK = "token_classify"
 
 

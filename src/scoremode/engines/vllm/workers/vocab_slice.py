@@ -30,8 +30,6 @@ from scoremode.head.divergence import ExtraSums
 from scoremode.head.rows import HeadScores, RowSums
 from scoremode.reference.base import Reference
 
-__all__ = ["Given", "ShardedHead"]
-
 # Gets some rows, and the states that the projection was given for them.
 Given = Callable[[slice, torch.Tensor], None]
 

@@ -20,8 +20,6 @@ from scoremode.engines.vllm.copies import CopyHashes, View, view_of
 from scoremode.engines.vllm.workers.comparison import StateFile
 from scoremode.lib.machine import cpu_name
 
-__all__ = ["WorkerExtension"]
-
 
 class WorkerExtension:
     """Methods whose names all start with `scoremode_`, since the class is shared."""
