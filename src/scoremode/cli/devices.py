@@ -153,7 +153,7 @@ def _follow(spec: Command, session: Session, place: "Place") -> int:
             _count(spec, place)
             return spec.but(quiet=True, form="table").run(session)
         except KeyboardInterrupt:
-            ranks.excuse()
+            ranks.depart(excused=True)
             raise
         # Not hidden: the first rank raises it, or this one says it.
         except Exception as error:  # noqa: BLE001

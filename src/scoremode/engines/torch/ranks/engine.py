@@ -40,9 +40,9 @@ _NO_MEMORY = "out_of_memory"
 
 
 def deal(work: Work, shares: int) -> list[Work]:
-    """A pass in so many runs of whole micro-batches, about alike in tokens.
+    """Cuts a pass into so many runs of whole micro-batches, about alike in tokens; some may be empty.
 
-    Some may have no windows. The first is rather the smaller one: its rank also writes.
+    The first one is rather smaller, since its rank also writes.
     """
     batches = work.batches
     sizes = [work.part(batch).tokens for batch in batches]
@@ -85,11 +85,8 @@ class DataParallelEngine:
         progress: Progress | None = None,
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
-        """The Scores of each pass on the first rank, which commands the others to do their share.
-
-        No Scores on another rank, which does its share of the command that it had last, until that is
-        done, abandoned or too large for its device.
-        """
+        """The Scores of each pass on the first rank; none on the others, which do their shares of the
+        command that they had last, until that is done, abandoned or too large for their device."""
         passes = Work.passes(plan, schedule, first_pass, progress, extras)
         if not self._ranks.is_first:
             self._follow(passes)
@@ -179,8 +176,7 @@ class DataParallelEngine:
             )
 
     def _follow(self, passes: Sequence[Work]) -> None:
-        """Does, on another rank than the first, its share of the passes of the command that is being
-        done, and leaves their scores for the first one."""
+        """Another rank's share of the current command: its scores are left for the first rank."""
         command, number = self._ranks.current, self._ranks.number
         assert isinstance(command, ScorePasses), command
         try:

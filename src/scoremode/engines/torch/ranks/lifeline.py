@@ -21,6 +21,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -88,10 +89,21 @@ class Connection:
 
     def __init__(self, connected: socket.socket):
         self._socket, self._buffer = connected, b""
-        self.rank: int | None = None
-        self.ending = "its process was ended, as a system out of memory does"
         self._socket.settimeout(_FIRST)
-        _keep_alive(connected)
+        # The system notices within 20 seconds that nobody answers any more.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # By the names that Linux and macOS have for them.
+        for name, value in {
+            "TCP_KEEPIDLE": _IDLE,
+            "TCP_KEEPALIVE": _IDLE,
+            "TCP_KEEPINTVL": _INTERVAL,
+            "TCP_KEEPCNT": _PROBES,
+            # Milliseconds.
+            "TCP_USER_TIMEOUT": 1000 * UNANSWERED,
+        }.items():
+            if (option := getattr(socket, name, None)) is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -144,23 +156,6 @@ class Connection:
         self._socket.close()
 
 
-def _keep_alive(connected: socket.socket) -> None:
-    """Has the system notice within 20 seconds that nobody answers any more."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # By the names that Linux and macOS have for them.
-    for name, value in {
-        "TCP_KEEPIDLE": _IDLE,
-        "TCP_KEEPALIVE": _IDLE,
-        "TCP_KEEPINTVL": _INTERVAL,
-        "TCP_KEEPCNT": _PROBES,
-        # Milliseconds.
-        "TCP_USER_TIMEOUT": 1000 * UNANSWERED,
-    }.items():
-        if (option := getattr(socket, name, None)) is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 class Lifelines:
     """The first rank's ends: a thread here sees one that closes, and stops this process's work.
 
@@ -193,13 +188,13 @@ class Lifelines:
         self._thread = threading.Thread(target=self._work, name="lifelines", daemon=True)
         self._thread.start()
 
-    def failure(self) -> EngineError | None:
-        """The error that says why the run can't go on, or is about to be ended."""
+    def failure(self, title: Callable[[int], str] | None = None) -> EngineError | None:
+        """The reason why the run can't go on, or is about to be ended; `title` names a rank."""
         ended = self.ended or self.lost
         if ended is None:
             return None
         rank, why = ended
-        return EngineError(why if rank is None else f"{self.title(rank)}: {why}")
+        return EngineError(why if rank is None else f"{(title or self.title)(rank)}: {why}")
 
     def title(self, rank: int) -> str:
         """The name of a rank before its device is known: with that of its machine, of several."""
@@ -250,7 +245,7 @@ class Lifelines:
                     key.data.close()
 
     def _reason(self) -> tuple[int | None, str] | None:
-        """The reason why the run can't go on that nobody says: time that has passed."""
+        """The silent reason why the run can't go on: time that has passed."""
         now = time.monotonic()
         if self.lost is not None and now - self._since > _EXCUSED:
             return self.lost
@@ -279,18 +274,15 @@ class Lifelines:
         if goes_on or rank is None:
             return goes_on
         self._open.pop(rank, None)
-        if rank not in self._done and rank not in self._excused and not self._is_over:
-            self._lose(rank, connection.ending)
-        return False
-
-    def _lose(self, rank: int, why: str) -> None:
-        place = self._place
-        if place.launcher == "torchrun" and self.peers[rank].node == place.node:
+        if rank in self._done or rank in self._excused or self._is_over:
+            return False
+        if self._place.launcher == "torchrun" and self.peers[rank].node == self._place.node:
             # It sends SIGTERM to all of a node; a second one would come in the middle of that.
-            self.lost, self._since = self.lost or (rank, why), time.monotonic()
+            self.lost, self._since = self.lost or (rank, connection.ending), time.monotonic()
         else:
-            self.ended = rank, why
+            self.ended = rank, connection.ending
             self._stop()
+        return False
 
     def _welcome(self, connection: "Connection", line: bytes) -> bool:
         """Answers the first line of a connection, of which anybody may be the author."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch.distributed import (
@@ -73,7 +73,12 @@ def connected(
             said = {"host": _reached(place), "port": line.port, "key": line.key}
             store.set(_LIFELINES, json.dumps(said))
         elif isinstance(line, Lifeline):
-            said = _said(store)
+            deadline = time.monotonic() + PATIENCE
+            while not store.check([_LIFELINES]):
+                if time.monotonic() > deadline:
+                    raise EngineError(f"torchrun: rank 0 has not come in {PATIENCE:.0f} s")
+                time.sleep(_CONNECT_LOOK)
+            said = json.loads(store.get(_LIFELINES))
             line.join(said["host"], said["port"], said["key"])
         return store
     host, port = place.host, place.port
@@ -108,16 +113,6 @@ def _reached(place: Place) -> str:
         # Sends nothing.
         probe.connect(address)
         return probe.getsockname()[0]
-
-
-def _said(store: Store) -> dict[str, Any]:
-    """The first rank's message on its lifelines, waited for. Raises EngineError."""
-    deadline = time.monotonic() + PATIENCE
-    while not store.check([_LIFELINES]):
-        if time.monotonic() > deadline:
-            raise EngineError(f"torchrun: rank 0 has not come in {PATIENCE:.0f} s")
-        time.sleep(_CONNECT_LOOK)
-    return json.loads(store.get(_LIFELINES))
 
 
 @dataclass(frozen=True)
@@ -162,15 +157,11 @@ def json_of(command: Command) -> dict[str, Any]:
 
 def command_of(said: Mapping[str, Any]) -> Command:
     """The command that `json_of` made this of."""
-    match said["do"]:
-        case "ScorePasses":
-            schedule = Schedule(**said["schedule"])
-            return ScorePasses(schedule, said["first_pass"], said["keeps"], said["windows"])
-        case "ScoreVariant":
-            return ScoreVariant(said["index"])
-        case "LookFor":
-            return LookFor(said["path"], said["content"])
-    return End()
+    fields = dict(said)
+    kind = {c.__name__: c for c in get_args(Command)}[fields.pop("do")]
+    if kind is ScorePasses:
+        fields["schedule"] = Schedule(**fields["schedule"])
+    return kind(**fields)
 
 
 class Ranks:
@@ -212,8 +203,8 @@ class Ranks:
         return self.device
 
     def agree(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns, on the first rank, what every rank calls this with, as JSON has it, in their
-        order. Raises UsageError where two have the same GPU."""
+        """Tells the first rank these facts; returns there those of all ranks, by rank, as JSON has
+        them. Raises UsageError where two have the same GPU."""
         gpu = None if self.place.starts_others else gpu_of(self.device)
         self.leave(f"agree/{self.place.rank}", {"gpu": gpu, "facts": facts})
         self._has_agreed = True
@@ -233,7 +224,7 @@ class Ranks:
         return found
 
     def files_of(self, rank: int) -> dict[str, Any]:
-        """Returns, on the first rank, what another one has left, or will have, as its files."""
+        """The files of another rank, as it has left them or will, on the first rank."""
         if rank not in self._files:
             self._files[rank], _ = self.take(f"files/{rank}")
         return self._files[rank]
@@ -326,19 +317,14 @@ class Ranks:
             return False
         return True
 
-    def excuse(self) -> None:
-        """Records, on the other ranks, that this one was told to end, and is nobody's reason to."""
+    def depart(self, *, excused: bool = False) -> None:
+        """Says, on the other ranks, that this one ends and is nobody's reason to: it is done, or
+        `excused`, which was told to end."""
         if isinstance(self._line, Lifeline):
-            self._line.leave(excused=True)
-
-    def depart(self) -> None:
-        """Says, on the other ranks, that this one is done."""
-        if isinstance(self._line, Lifeline):
-            self._line.leave()
+            self._line.leave(excused=excused)
 
     def failure(self) -> ScoremodeError | None:
-        """Returns, on the first rank, why another one has ended, to be raised; None where none has by
-        itself."""
+        """The error that another rank has ended with, on the first one; None where none has."""
         failure = self._failure()
         if failure is not None and isinstance(self._line, Lifelines):
             self._line.is_told = True
@@ -356,9 +342,8 @@ class Ranks:
         if self._others is not None and self._others.ended is not None:
             rank, what = self._others.ended
             return EngineError(f"{self.title(rank)}: {what}")
-        if isinstance(self._line, Lifelines) and (ended := self._line.ended or self._line.lost):
-            rank, what = ended
-            return EngineError(what if rank is None else f"{self.title(rank)}: {what}")
+        if isinstance(self._line, Lifelines) and (failure := self._line.failure(self.title)):
+            return failure
         return lost
 
     def title(self, rank: int) -> str:

@@ -202,7 +202,7 @@ def asked_for(place: Place) -> str:
 
 
 def gpu_of(device: str) -> str | None:
-    """The name that a GPU has everywhere; None for a CPU, or where it has none."""
+    """A GPU's UUID; None for a CPU, or where the driver gives none."""
     import torch
 
     if not device.startswith("cuda"):
@@ -224,8 +224,7 @@ def same_gpu(gpus: Mapping[int, str | None]) -> Sequence[int]:
 
 
 def _is_bound() -> bool:
-    """Tells whether this process may run on some of the machine's cores alone, or has a number of
-    threads given."""
+    """Tells whether this process is bound to some of the machine's cores, or given its threads."""
     if "OMP_NUM_THREADS" in os.environ:
         return True
     available = getattr(os, "sched_getaffinity", None)
