@@ -9,10 +9,10 @@ from support.programs import run
 
 from scoremode.cli import main as commands
 from scoremode.cli.main import main
-from scoremode.cli.text import names_file
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import check_least
+from scoremode.spec.text import names_file
 from scoremode.spec.values import bytes_of, finite, probability_of, tokens_of, whole
 
 LONG = "x" * 5000

@@ -11,7 +11,7 @@ from scoremode.cli.text import _are_chats, corpus_of, protocol_of
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import find_runs, read_record
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.text import audited_plan
 from scoremode.spec.text import Protocol
 from scoremode.text.presets import TEXTS

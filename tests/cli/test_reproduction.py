@@ -18,7 +18,7 @@ from scoremode.cli.reproduction import joined, reproduction
 from scoremode.cli.screen import shown
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import find_runs, read_record
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.text import audited_plan
 from scoremode.runs.request import Request
 

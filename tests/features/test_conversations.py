@@ -23,7 +23,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CorpusError, ProtocolError, ReferenceUnusable, RunFolderError
 from scoremode.results.folders.store import find_runs
 from scoremode.runs.check.check import check
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file

@@ -87,7 +87,7 @@ class Check(Runs, _Again, _Places, Command):
     def audited(self, **shown: Any) -> dict[str, Any]:
         """Runs the audit and returns its findings; `shown`: callbacks for its progress."""
         from scoremode.runs.check.check import check, rerun_of
-        from scoremode.runs.check.sources import Sources
+        from scoremode.runs.check.inputs import Sources
 
         rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
         places = self.model, self.tokenizer, self.reference, tuple(self.file)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scoremode.cli.command import Command, model_of, print_result, reads_model
 from scoremode.cli.engines import engine_arguments
 from scoremode.cli.screen import Session
-from scoremode.cli.text import names_file, refuse_unused
+from scoremode.cli.text import refuse_unused
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices, Dtype, Engine
 from scoremode.spec.flag import (
@@ -22,7 +22,7 @@ from scoremode.spec.flag import (
     check_least,
 )
 from scoremode.spec.run import Form, Model, Named, Quiet
-from scoremode.spec.text import Day, Text, Values
+from scoremode.spec.text import Day, Text, Values, names_file
 from scoremode.spec.values import finite, whole
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ A flag that changes nothing with the text that is named is refused. A run that i
 reference has that one's text and protocol, where no flag says another.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from scoremode.spec.text import (
     Seed,
     Stopping,
     Text,
+    names_file,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = [
     "corpus_of",
     "has_kept_text",
     "named_source",
-    "names_file",
     "protocol_of",
     "refuse_unused",
     "row_seed",
@@ -42,15 +41,6 @@ __all__ = [
 # Flags that name a text; whoever gives two of them has one text too many, but for a local copy.
 NAMING = ("text", "file", "dataset_file", "dataset", "conversations", "preset")
 _COPY = {"dataset_file", "preset"}
-
-
-def names_file(name: str) -> bool:
-    """Tells whether `name` is a file's, here or not, rather than a data set's on the hub."""
-    if os.path.exists(name):  # noqa: PTH110  Path.exists raises for a name too long
-        return True
-    # OpenHermes-2.5 ends with no suffix but with a version.
-    suffix = Path(name).suffix
-    return name.startswith((".", "/", "~")) or bool(suffix and not suffix[1:2].isdigit())
 
 
 def named_source(spec: Text) -> str:
@@ -97,81 +87,17 @@ def corpus_of(spec: Text, session: Session, seed: int | None = None) -> "corpus.
     """
     refuse_unused(spec, named_source(spec))
     session.clock.begin("text")
-    return _whole(spec, session).limited_to(spec.num_samples, seed)
+    from scoremode.runs.texts import read_text
+    from scoremode.text.corpus import STDIN
 
+    if STDIN in (spec.file or ()) and session.ranks is not None:
+        raise UsageError("-f -: several devices can't share standard input: give a file")
 
-def _whole(spec: Text, session: Session) -> "corpus.Corpus":
-    from scoremode.text import corpus, hub
+    def reads(what: str) -> None:
+        session.screen.reads("text", what, from_hub=True)
+        session.clock.begin("text")
 
-    if spec.preset is not None:
-        return _preset(spec, spec.preset, session)
-    if spec.conversations is not None:
-        return _conversations(spec, spec.conversations, session)
-    if spec.text is not None:
-        return corpus.from_string(spec.text)
-    if spec.file is not None:
-        if corpus.STDIN in spec.file and session.ranks is not None:
-            raise UsageError("-f -: several devices can't share standard input: give a file")
-        return corpus.from_files(spec.file, spec.group_by)
-    field = spec.text_field or "text"
-    if spec.dataset_file is not None:
-        return corpus.from_dataset_file(spec.dataset_file, field, spec.group_by)
-    dataset, config = spec.dataset or "wikitext", spec.dataset_config
-    if config is None and dataset in ("wikitext", "Salesforce/wikitext"):
-        config = "wikitext-2-raw-v1"
-    session.screen.reads("text", f"data set {dataset}", from_hub=True)
-    session.clock.begin("text")
-    return hub.from_hub(
-        dataset,
-        config,
-        split=spec.split or "test",
-        text_field=field,
-        revision=spec.dataset_revision,
-        group_by=spec.group_by,
-    )
-
-
-def _preset(spec: Text, name: str, session: Session) -> "corpus.Corpus":
-    from scoremode.text.presets import load_text, named_text
-
-    text = named_text(name)
-    how = _conversation_fields(spec) if text.text_field is None else None
-    if spec.dataset_file is None:
-        session.screen.reads("text", f"data set {text.repo}", from_hub=True)
-    return load_text(
-        text,
-        file=spec.dataset_file,
-        revision=spec.dataset_revision,
-        group_by=spec.group_by,
-        how=how,
-    )
-
-
-def _conversations(spec: Text, name: str, session: Session) -> "corpus.Corpus":
-    how = _conversation_fields(spec)
-    from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
-
-    if names_file(name):
-        return from_conversations_file(Path(name), **how)
-    session.screen.reads("text", f"data set {name}", from_hub=True)
-    return from_conversations_hub(
-        name, spec.dataset_config, split=spec.split or "test", revision=spec.dataset_revision, **how
-    )
-
-
-def _conversation_fields(spec: Text) -> dict[str, Any]:
-    """The settings of conversations, apart from their source. Raises UsageError."""
-    if (spec.skip_bad_rows or 0) < 0:
-        raise UsageError(f"--skip-bad-rows {spec.skip_bad_rows}: must be at least 0")
-    from scoremode.text.conversations.template import DATE
-
-    return {
-        "template": spec.chat_template,
-        "arguments": spec.chat_template_kwargs or {},
-        "date": spec.chat_date or DATE,
-        "group_by": spec.group_by,
-        "skip_bad_rows": spec.skip_bad_rows or 0,
-    }
+    return read_text(spec, reads).limited_to(spec.num_samples, seed)
 
 
 def protocol_of(spec: Protocol, usual: "protocol.Protocol | None" = None) -> "protocol.Protocol":
@@ -293,19 +219,9 @@ def calibration_of(spec: Calibration, session: Session) -> "calibration.Calibrat
     refuse_unused(spec, source, CALIBRATIONS, name and f"--calibration {name}")
     if name is None:
         return None
-    from scoremode.text.calibration import calibration_of_file, calibration_of_hub
+    from scoremode.runs.texts import read_calibration
 
-    field = spec.calibration_field or "text"
-    if source != "--calibration of the hub":
-        return calibration_of_file(Path(name), field)
-    session.screen.reads("text", f"data set {name}", from_hub=True)
-    return calibration_of_hub(
-        name,
-        spec.calibration_config,
-        split=spec.calibration_split or "train",
-        revision=spec.calibration_revision,
-        text_field=field,
-    )
+    return read_calibration(spec, lambda what: session.screen.reads("text", what, from_hub=True))
 
 
 def _calibration_source(name: str | None) -> str:

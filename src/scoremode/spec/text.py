@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +63,15 @@ CALIBRATIONS = (
     "no calibration text", "--calibration TEXT", "--calibration ROWS", "--calibration of the hub"
 )  # fmt: skip
 _CALIBRATION_HUB = frozenset({"--calibration of the hub"})
+
+
+def names_file(name: str) -> bool:
+    """Tells whether `name` is a file's, here or not, rather than a data set's on the hub."""
+    if os.path.exists(name):  # noqa: PTH110  Path.exists raises for a name too long
+        return True
+    # OpenHermes-2.5 ends with no suffix but with a version.
+    suffix = Path(name).suffix
+    return name.startswith((".", "/", "~")) or bool(suffix and not suffix[1:2].isdigit())
 
 
 class _Presets(argparse.Action):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scoremode.results.audit.findings import Findings
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.text import audit_calibration
 from scoremode.text.calibration import calibration_of_file
 from scoremode.text.plan import make_plan

@@ -14,7 +14,7 @@ from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, SCORES, find_runs
 from scoremode.runs.check.check import Rerun, check
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 
 
 @pytest.mark.parametrize("name", ["ppl", "against_kept", "against_model", "kept"])

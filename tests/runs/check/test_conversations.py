@@ -13,11 +13,9 @@ from support.chats.runs import TEMPLATE
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
 from scoremode.runs.check.check import Rerun, check
-from scoremode.runs.check.conversations import audited_chats
-from scoremode.runs.check.sources import Sources
-from scoremode.runs.check.text import protocol_of
+from scoremode.runs.check.inputs import Sources
+from scoremode.runs.check.text import audited_plan
 from scoremode.text.protocol import preset
-from scoremode.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -32,9 +30,7 @@ def audited(place: Path, change: Callable[[dict], None] = lambda _: None, **more
     change(record)
     sources = Sources(model=str(place / "model"), files=(place / "chats.jsonl",))
     findings = Findings()
-    tokenizer = load_tokenizer(place / "model")
-    sources = replace(sources, **more)
-    audited_chats(record, sources, tokenizer, protocol_of(record), findings)
+    audited_plan(record, replace(sources, **more), findings)
     return {f"{f.part} {f.name}": (f.status, f.words) for f in findings.found}
 
 
@@ -129,11 +125,10 @@ def test_a_day_that_is_none_is_not_checked(place, day):
 
 
 def test_a_protocol_of_texts_has_no_conversations(place):
-    record = read_record(place / "run")
-    findings = Findings()
-    rules = preset("disjoint").resolve(None)
-    assert audited_chats(record, Sources(), None, rules, findings) is None
-    assert findings.found[0].status == "wrong"
+    def other(record: dict) -> None:
+        record["protocol"] = preset("disjoint").resolve(None).to_json()
+
+    assert audited(place, other)["plan token ids"][0] == "wrong"
 
 
 def test_a_label_that_is_not_the_data_set_s_is_wrong(place):

@@ -7,7 +7,7 @@ import pytest
 from support.forged_runs import flipped, wrong
 
 from scoremode.runs.check.check import check
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources
 
 
 def test_a_model_with_one_bit_changed_is_told_by_its_file(published, tmp_path):

@@ -5,7 +5,12 @@ import json
 import pytest
 
 from scoremode.errors import UsageError
-from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
+from scoremode.runs.check.inputs import Sources, Unreachable, text_flags
+from scoremode.runs.texts import read_text
+
+
+def named_corpus(section, sources):
+    return read_text(text_flags({"corpus": {"rows": 1100} | section}, sources))
 
 
 @pytest.fixture
@@ -32,6 +37,6 @@ def test_the_hub_is_asked_only_where_it_may_be(file):
     assert named_corpus(section, Sources(files=(file,))).source == str(file)
 
 
-def test_a_name_of_another_release():
+def test_a_name_of_another_release(file):
     with pytest.raises(UsageError, match="no text has that name"):
-        named_corpus({"preset": "c5", "name": "c5", "source": "x"}, Sources())
+        named_corpus({"preset": "c5", "name": "c5", "source": str(file)}, Sources())

@@ -9,8 +9,8 @@ from support.task_runs import measured_requests, rounded
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table, write_table
+from scoremode.runs.check.inputs import protocol_of
 from scoremode.runs.check.requests import audit_answers, audited_requests
-from scoremode.runs.check.text import protocol_of
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
 from scoremode.runs.check.check import Rerun, check
+from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.second_run import (
     _open_base,
     differing_conditions,
     options_of,
     score_again,
 )
-from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import audited_plan
 from scoremode.runs.rescore.sampling import drawn_windows, micro_batches
 

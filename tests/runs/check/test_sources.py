@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.checkpoint.model_files import ModelFiles
-from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.inputs import Sources, Unreachable
 
 COMMIT = "ab" * 20
 HUB = {"source": f"hub:org/model@{COMMIT}", "path": "/gone/snapshots"}
@@ -33,7 +33,7 @@ def test_the_hub_is_asked_for_the_records_commit_and_only_with_fetch(monkeypatch
         asked.append((name, revision))
         return ModelFiles(name, Path("/cache/model"), name, name, revision)
 
-    monkeypatch.setattr("scoremode.runs.check.sources.resolve_model", resolve_model)
+    monkeypatch.setattr("scoremode.runs.check.inputs.resolve_model", resolve_model)
     with pytest.raises(Unreachable, match=f"--fetch gets hub:org/model@{COMMIT} from the hub"):
         Sources().checkpoint(HUB, None, "--model")
     assert asked == []

@@ -8,13 +8,12 @@ import pytest
 from scoremode.errors import CorpusError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_columns, read_record
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.inputs import Sources, protocol_of
 from scoremode.runs.check.text import (
     audit_protocol,
     audit_targets,
     audited_plan,
     kept_plan,
-    protocol_of,
 )
 from scoremode.text.corpus import from_dataset_file
 from scoremode.text.protocol import PRESETS, preset
@@ -49,7 +48,7 @@ def test_a_data_set_of_the_hub_is_fetched_only_when_that_is_asked_for(published,
         asked.append((args, more))
         raise CorpusError("no network")
 
-    monkeypatch.setattr("scoremode.runs.check.text.hub.from_hub", from_hub)
+    monkeypatch.setattr("scoremode.runs.texts.hub.from_hub", from_hub)
     found, said = audited(record, Sources(fetch=True))
     assert asked == [
         (

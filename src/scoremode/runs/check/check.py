@@ -20,8 +20,8 @@ from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now, versions
 from scoremode.results.scores import Scores, expected
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
+from scoremode.runs.check.inputs import Sources, Unreachable
 from scoremode.runs.check.requests import audit_answers
-from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import (
     audit_calibration,
     audit_protocol,

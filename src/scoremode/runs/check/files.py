@@ -14,8 +14,8 @@ from scoremode.results.record.outcome import IdentityEngine
 from scoremode.results.record.section import misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
-from scoremode.runs.check.sources import Sources, Unreachable
-from scoremode.runs.check.text import audited_tokenizer, protocol_of
+from scoremode.runs.check.inputs import Sources, Unreachable, protocol_of
+from scoremode.runs.check.text import audited_tokenizer
 from scoremode.runs.models import reopened
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores, concatenate
 from scoremode.results.statistics.agreement import LIMITS, Difference
-from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.inputs import Sources, Unreachable
 from scoremode.runs.models import reopened
 from scoremode.runs.rescore.compare import MEASURED, differing_columns, judged
 from scoremode.runs.rescore.rescore import rescore

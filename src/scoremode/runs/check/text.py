@@ -1,7 +1,5 @@
-"""A run's text and token ids, made again: text file → text → token ids → plan → what was scored."""
+"""A run's text and token ids, made again: text → token ids → plan → what was scored."""
 
-import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -10,21 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.chat_template import chat_template, turn_ends
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
 from scoremode.results.record.differences import differences
-from scoremode.results.record.sections import command_of
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.divergence import worst_tokens
-from scoremode.runs.check.conversations import audited_chats
+from scoremode.runs.check.inputs import (
+    Sources,
+    Unreachable,
+    calibration_flags,
+    protocol_of,
+    text_flags,
+)
 from scoremode.runs.check.requests import audited_pages, audited_requests
-from scoremode.runs.check.sources import Sources, Unreachable, named_corpus
-from scoremode.text import hub
-from scoremode.text.calibration import Calibration, calibration_of_file, calibration_of_hub
-from scoremode.text.corpus import Corpus, from_dataset_file, from_files, from_string
+from scoremode.runs.texts import read_calibration, read_text
+from scoremode.text.conversations.corpus import Conversations
+from scoremode.text.conversations.template import ChatTemplate
+from scoremode.text.corpus import Corpus
 from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
@@ -32,11 +36,10 @@ from scoremode.text.task_requests import TASKS, page_corpus
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
-# What a record has of a corpus beside its names, places and hashes.
+# The fields of a record's corpus beside its names, places and hashes.
 _OF_CORPUS = ("rows", "row_limit", "row_seed", "text_field", "preset", "separator", "group_by",
               "joined")  # fmt: skip
-# What stands in a command for a long text that was given in Python.
-_LENGTH_ALONE = re.compile(r"<\d+ characters>")
+_CHATS, _CALIBRATION = "conversations", "calibration"
 
 
 def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
@@ -87,9 +90,7 @@ def audited_plan(
         return None
     find = partial(sources.tokenizer_of, record["tokenizer"], record.get("checkpoint", {}))
     tokenizer = audited_tokenizer(record["tokenizer"], "tokenizer", find, findings)
-    if "conversations" in record["corpus"]:
-        plan = audited_chats(record, sources, tokenizer, protocol_of(record), findings)
-    elif record["protocol"].get("text") == "requests":
+    if record["protocol"].get("text") == "requests":
         plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
     else:
         plan = _text_plan(record, sources, tokenizer, findings, folder)
@@ -114,21 +115,173 @@ def _text_plan(
     findings: Findings,
     folder: Path | None,
 ) -> Plan | None:
-    """The plan of a run's text, None where that can't be reached; of pages what `folder` says of each
-    is held against them."""
+    """The plan of a run's text or conversations, None where these can't be reached; of pages what
+    `folder` says of each is held against them."""
+    protocol, are_chats = protocol_of(record), _CHATS in record["corpus"]
+    if are_chats and (protocol.text != _CHATS or not protocol.long):
+        words = f"{protocol.name} is for {protocol.text}, and the record has conversations"
+        findings.wrong("plan", "token ids", words)
+        return None
     corpus = _audited_text(record, sources, findings)
     if corpus is None or tokenizer is None:
-        what = "text" if corpus is None else "tokenizer"
+        what = ("data set" if are_chats else "text") if corpus is None else "tokenizer"
         findings.unchecked("plan", "token ids", f"needs the {what}")
         return None
     try:
-        if record["protocol"].get("text") == "pages":
+        if isinstance(corpus, Conversations):
+            return _chat_plan(record, corpus, sources, tokenizer, findings)
+        if protocol.text == "pages":
             pages = page_corpus(corpus.texts("pages"))
-            return audited_pages(folder, record, pages, tokenizer, protocol_of(record), findings)
-        return plan_of(corpus, tokenizer, protocol_of(record))
+            return audited_pages(folder, record, pages, tokenizer, protocol, findings)
+        return plan_of(corpus, tokenizer, protocol)
     except ScoremodeError as error:
-        findings.wrong("plan", "token ids", f"no plan of this text: {error}")
+        what = "these conversations" if are_chats else "this text"
+        findings.wrong("plan", "token ids", f"no plan of {what}: {error}")
         return None
+
+
+def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> Corpus | None:
+    """The run's text or conversations, held against the record; None where they can't be read."""
+    section = record["corpus"]
+    part = _CHATS if _CHATS in section else "text"
+    try:
+        corpus = read_text(text_flags(record, sources))
+        if isinstance(corpus, Conversations) != (part == _CHATS):
+            raise CorpusError(
+                f"{corpus.name} is {'no ' * (part == _CHATS)}data set of conversations"
+            )
+        corpus = corpus.limited_to(section["row_limit"], section.get("row_seed"))
+        rule = record["protocol"].get("text", section["text"]["rule"])
+        digest, size = corpus.source_sha256, getattr(corpus, "size", 0)
+        if part == "text":
+            texts = corpus.texts(rule)
+            digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
+    except Unreachable as error:
+        findings.unchecked(part, "sha256", str(error))
+        return None
+    except ScoremodeError as error:
+        # The hub may fail, and a file that the user gives may be another one; what lies at the
+        # record's own place is what the record says, or wrong.
+        may_differ = sources.files or str(section.get("source")).startswith("hub:")
+        tell = findings.unchecked if may_differ else findings.wrong
+        tell(part, "sha256", f"{section['name']}: {error}")
+        return None
+    findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
+    held = findings.same(
+        part, "sha256", section["text"]["sha256"], digest, f"the text in {corpus.source} has"
+    )
+    findings.same(part, "bytes", section["text"]["bytes"], size, "the text has")
+    if sources.files and section["name"] != corpus.name:
+        words = f"the record calls it {section['name']}, and the file given is {corpus.name}"
+        findings.unchecked(part, "name", words)
+    else:
+        findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
+    if section["name"] == corpus.name:
+        made = corpus.to_json()
+        for name in _OF_CORPUS if part == "text" else ("rows",):
+            if name in made or name in section:
+                findings.same(part, name, section.get(name), made.get(name), "the text gives")
+    if (said := section.get("source_sha256")) is None:
+        return corpus
+    if held and said != corpus.source_sha256 and sources.files:
+        words = f"the same text came from another file: {corpus.source}"
+        findings.unchecked(part, "source's sha256", words)
+    else:
+        findings.same(part, "source's sha256", said, corpus.source_sha256, f"{corpus.source} has")
+    return corpus
+
+
+def _chat_plan(
+    record: Mapping[str, Any],
+    chats: Conversations,
+    sources: Sources,
+    tokenizer: Tokenizer,
+    findings: Findings,
+) -> Plan | None:
+    """The plan of a run's conversations, by the template that the record names; None without it."""
+    said, template = record["corpus"][_CHATS], None
+    places = _places(record, sources)
+    if said["template"] is not None:
+        template = _audited_template(said["template"], places, sources, tokenizer, findings)
+        if template is None:
+            findings.unchecked("plan", "token ids", "needs the chat template")
+            return None
+    ends = "tokens that end a turn"
+    try:
+        where = f"{' and '.join(map(str, places))} has"
+        made = sorted(turn_ends(places, tokenizer))
+        findings.same(_CHATS, ends, said["ends"], made, where)
+    except ScoremodeError as error:
+        findings.unchecked(_CHATS, ends, str(error))
+    talk = chats.planned(protocol_of(record), tokenizer, template, frozenset(said["ends"]))
+    # Bad rows are told with the names that data set and template had for the run.
+    names = {chats.name: record["corpus"]["name"]}
+    if template is not None:
+        names[template.source] = said["template"]["source"]
+    bad = talk.facts["bad"]
+    for ours, theirs in names.items():
+        bad = [line.replace(ours, theirs) for line in bad]
+    for name, value in (talk.facts | {"bad": bad}).items():
+        if name in ("template", "ends"):
+            continue
+        if name in said:
+            findings.same(_CHATS, name, said[name], value, "its data set gives")
+        else:
+            words = "the record is of an earlier release, which didn't say it"
+            findings.unchecked(_CHATS, name, words)
+    identity = record.get("identity", {}).get(_CHATS, {})
+    if said["template"] is not None and "template" in identity:
+        wanted = [said["template"][name] for name in ("sha256", "arguments", "date")]
+        theirs = identity["template"]
+        findings.same(_CHATS, "identity.template", theirs, wanted, "its template has")
+    return talk.plan.arranged()
+
+
+def _audited_template(
+    said: Mapping[str, Any],
+    places: list[ModelFiles],
+    sources: Sources,
+    tokenizer: Tokenizer,
+    findings: Findings,
+) -> ChatTemplate | None:
+    """The template that has the record's sha256, of all that can be reached."""
+    part, name = _CHATS, "chat template"
+    try:
+        own = [chat_template([place], tokenizer) for place in places]
+        if said["given"] and places:
+            own.append(chat_template(places, tokenizer, sources.file(said["source"])))
+    except Unreachable:
+        # It may be the model's own all the same.
+        pass
+    except ScoremodeError as error:
+        findings.unchecked(part, name, str(error))
+        return None
+    found = [template for template in own if template is not None]
+    for each in found:
+        if each.sha256 == said["sha256"]:
+            findings.held(part, name, f"{each.source} has {said['sha256'][:12]}…")
+            return each
+    where = ", ".join(each.source for each in found) or "nothing that is here"
+    words = f"{said['source']} had {said['sha256'][:12]}…, which {where} has"
+    tell = findings.unchecked if said["given"] or not found else findings.wrong
+    tell(part, name, words)
+    return None
+
+
+def _places(record: Mapping[str, Any], sources: Sources) -> list[ModelFiles]:
+    """The files of the run's tokenizer, and those of its model where they lie elsewhere."""
+    found, checkpoint = dict[Path, ModelFiles](), record.get("checkpoint")
+    for find in (
+        lambda: sources.tokenizer_of(record["tokenizer"], checkpoint or {}),
+        lambda: checkpoint and sources.checkpoint(checkpoint, sources.model, "--model"),
+    ):
+        try:
+            if place := find():
+                found.setdefault(place.path, place)
+        except (Unreachable, ScoremodeError):
+            # The findings on tokenizer and checkpoint say so.
+            continue
+    return list(found.values())
 
 
 def kept_plan(
@@ -220,128 +373,6 @@ def audit_targets(
                 findings.judge("worst", f"{i} text", (d.words for d in found))
 
 
-def protocol_of(record: Mapping[str, Any]) -> Protocol:
-    """The protocol that a record describes. Raises CorpusError for one of another release's."""
-    known = {field.name for field in fields(Protocol)}
-    rules = {name: value for name, value in record["protocol"].items() if name != "sha256"}
-    if strange := sorted(rules.keys() - known):
-        raise CorpusError(f"its protocol has {strange[0]}, which this release doesn't know")
-    return Protocol(**rules)
-
-
-def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> Corpus | None:
-    """The run's corpus, if the protocol's rule makes a text of it."""
-    section, part = record["corpus"], "text"
-    try:
-        corpus = _corpus(record, sources).limited_to(section["row_limit"], section.get("row_seed"))
-        rule = record["protocol"].get("text", section["text"]["rule"])
-        texts = corpus.texts(rule)
-    except Unreachable as error:
-        findings.unchecked(part, "sha256", str(error))
-        return None
-    except ScoremodeError as error:
-        _unreadable(part, section, sources, error, findings)
-        return None
-    findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
-    held = findings.same(
-        part, "sha256", section["text"]["sha256"], texts_sha256(texts),
-        f"the text in {corpus.source} has",
-    )  # fmt: skip
-    size = sum(len(text.encode()) for text in texts)
-    findings.same(part, "bytes", section["text"]["bytes"], size, "the text has")
-    if sources.files and section["name"] != corpus.name:
-        words = f"the record calls it {section['name']}, and the file given is {corpus.name}"
-        findings.unchecked(part, "name", words)
-    else:
-        findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
-    if section["name"] == corpus.name:
-        made = corpus.to_json()
-        for name in _OF_CORPUS:
-            if name in made or name in section:
-                findings.same(part, name, section.get(name), made.get(name), "the text gives")
-    if (said := section.get("source_sha256")) is None:
-        return corpus
-    if held and said != corpus.source_sha256 and sources.files:
-        words = f"the same text came from another file: {corpus.source}"
-        findings.unchecked(part, "source's sha256", words)
-    else:
-        findings.same(part, "source's sha256", said, corpus.source_sha256, f"{corpus.source} has")
-    return corpus
-
-
-def _unreadable(
-    part: str,
-    section: Mapping[str, Any],
-    sources: Sources,
-    error: ScoremodeError,
-    findings: Findings,
-) -> None:
-    """A text that isn't what the record says: wrong where it lies at the record's own place, while the
-    hub may fail, and a file that the user gives may be another one."""
-    words = f"{section['name']}: {error}"
-    if sources.files or str(section.get("source")).startswith("hub:"):
-        findings.unchecked(part, "sha256", words)
-    else:
-        findings.wrong(part, "sha256", words)
-
-
-def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
-    """The corpus of a run. Raises Unreachable, CorpusError."""
-    section = record["corpus"]
-    source, is_text = section.get("source") or section["name"], section["rows"] is None
-    group_by = section.get("group_by")
-    field = section.get("text_field") or "text"
-    if "preset" in section:
-        return named_corpus(section, sources)
-    if sources.files and is_text:
-        return from_files(sources.files, group_by)
-    if sources.files:
-        return from_dataset_file(sources.files[0], field, group_by)
-    if source.startswith("hub:"):
-        if not sources.fetch:
-            raise Unreachable(f"{source}: --fetch gets it from the hub, or --file PATH says where a "
-                              "copy lies")  # fmt: skip
-        repo, _, commit = source.removeprefix("hub:").partition("@")
-        # As `hub.from_hub` names it: the data set, its configuration if it has one, its split.
-        _, *config, split = section["name"].split(" ")
-        return hub.from_hub(
-            repo,
-            config[0] if config else None,
-            split=split,
-            text_field=field,
-            revision=commit,
-            group_by=group_by,
-        )
-    if source == "argument":
-        if (text := _flag(record, "--text")) is None:
-            raise Unreachable("it was given on the command line: --file PATH says where it lies")
-        if _LENGTH_ALONE.fullmatch(text):
-            # A text that was given in Python and is long (`api.measure`).
-            raise Unreachable("the command has its length alone: --file PATH says where it lies")
-        return from_string(text)
-    source = sources.at(source)
-    files = section.get("files", ())
-    paths = [Path(sources.at(file["source"])) for file in files] or [Path(source)]
-    for path in paths:
-        if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
-            raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
-    if is_text:
-        # A folder is called by its own name.
-        of_folder = os.path.isdir(source)  # noqa: PTH112  Path.is_dir raises for a name too long
-        return from_files([Path(source)] if of_folder else paths, group_by)
-    return from_dataset_file(paths[0], field, group_by)
-
-
-def _flag(record: Mapping[str, Any], name: str) -> str | None:
-    """The value that the record's command line has for a flag."""
-    command = command_of(record)
-    for word, after in zip(command, [*command[1:], None], strict=False):
-        flag, equals, value = word.partition("=")
-        if flag == name:
-            return value if equals else after
-    return None
-
-
 def audited_tokenizer(
     section: Mapping[str, Any], part: str, find: Callable[[], ModelFiles], findings: Findings
 ) -> Tokenizer | None:
@@ -359,9 +390,6 @@ def audited_tokenizer(
     return tokenizer
 
 
-_CALIBRATION = "calibration"
-
-
 def audit_calibration(
     record: Mapping[str, Any],
     made: tuple[Plan, Tokenizer] | None,
@@ -376,16 +404,11 @@ def audit_calibration(
         findings.unchecked(_CALIBRATION, "share", "the scored text is not there to look in")
         return
     try:
-        found = _read(section, sources)
-    except ScoremodeError as error:
+        found = read_calibration(calibration_flags(section, sources))
+    except (Unreachable, ScoremodeError) as error:
         findings.unchecked(_CALIBRATION, "share", str(error))
         return
-    if found is None:
-        words = f"{section['source']} is not here"
-        if section["source"].startswith("hub:"):
-            words = f"{section['source']}: --fetch gets it from the hub"
-        findings.unchecked(_CALIBRATION, "share", words)
-        return
+    assert found is not None
     plan, tokenizer = made
     if not findings.same(
         _CALIBRATION, "source", section["source_sha256"], found.source_sha256, f"{found.source} has"
@@ -395,17 +418,3 @@ def audit_calibration(
     for name in again:
         if name not in ("name", "source", "source_sha256"):
             findings.same(_CALIBRATION, name, section.get(name), again[name], "its text gives")
-
-
-def _read(section: Mapping[str, Any], sources: Sources) -> Calibration | None:
-    source, field = str(section["source"]), str(section["text_field"])
-    if source.startswith("hub:"):
-        if not sources.fetch:
-            return None
-        repo, _, commit = source.removeprefix("hub:").partition("@")
-        # As `calibration_of_hub` names it: the data set, its configuration if it has one, its split.
-        _, *parts = str(section["name"]).split(" ")
-        config, split = (parts[0] if len(parts) > 1 else None), (parts[-1] if parts else "train")
-        return calibration_of_hub(repo, config, split=split, revision=commit, text_field=field)
-    place = Path(sources.at(source))
-    return calibration_of_file(place, field) if place.is_file() else None
