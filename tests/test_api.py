@@ -163,20 +163,22 @@ def test_a_measurement_is_the_command_lines_to_the_bit(demo, tmp_path, capsys):
         str(demo / "model"), text=text, output=tmp_path / "one", quiet=True, **settings
     )
     assert capsys.readouterr() == ("", "")
-    assert run.folder.parent == tmp_path / "one" and run.record["status"] == "done"
-    assert run.record["command"][:2] == ["scoremode", "ppl"]
+    assert run.folder.parent == tmp_path / "one" and run.record.document["status"] == "done"
+    assert run.record.document["command"][:2] == ["scoremode", "ppl"]
     # A text of pages is no part of a command line, nor of a record.
-    assert run.record["command"][-1] == f"--text=<{len(text)} characters>"
+    assert run.record.document["command"][-1] == f"--text=<{len(text)} characters>"
     (tmp_path / "text").write_text(text)
-    again = [word for word in run.record["command"][1:] if word[:6] not in ("--text", "--outp")]
+    again = [
+        word for word in run.record.document["command"][1:] if word[:6] not in ("--text", "--outp")
+    ]
     again += ["-f", str(tmp_path / "text"), "-o", str(tmp_path / "two"), "--json"]
     assert commands.main(again) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["plan"]["sha256"] == run.record["plan"]["sha256"]
-    assert record["metrics"] == run.record["metrics"]
-    assert record["scores"]["sha256"] == run.record["scores"]["sha256"]
+    assert record["plan"]["sha256"] == run.record.document["plan"]["sha256"]
+    assert record["metrics"] == run.record.document["metrics"]
+    assert record["scores"]["sha256"] == run.record.document["scores"]["sha256"]
     # Of the call alone, not of the hours that a notebook has been open.
-    assert run.record["seconds"]["start"] < 1 < record["seconds"]["start"]
+    assert run.record.document["seconds"]["start"] < 1 < record["seconds"]["start"]
 
 
 def test_wrong_keywords_and_values_raise_and_end_nothing(demo, tmp_path):
@@ -202,7 +204,7 @@ def test_wrong_keywords_and_values_raise_and_end_nothing(demo, tmp_path):
 
 def test_an_opened_run_has_its_scores_as_columns(finished):
     run = scoremode.open_run(finished)
-    assert run.metrics["kld"].value == run.record["metrics"]["kld"]["value"]
+    assert run.metrics["kld"].value == run.record.document["metrics"]["kld"]["value"]
     low, high = run.metrics["ppl"].ci95 or (0, 0)
     assert low < run.metrics["ppl"].value < high
     assert np.exp(-run.scores["logprob"].mean()) == pytest.approx(run.metrics["ppl"].value)
@@ -273,12 +275,19 @@ def test_shards_are_merged_to_the_run_that_a_call_makes(demo, tmp_path, capsys):
     merged = scoremode.merge(runs, tmp_path / "merged", quiet=True)
     assert capsys.readouterr() == ("", "")
     assert merged.folder == tmp_path / "merged" and merged.metrics == whole.metrics
-    assert merged.record["scores"] == whole.record["scores"]
-    assert scoremode.open_run(tmp_path / "merged").record["merged"] == merged.record["merged"]
+    assert merged.record.document["scores"] == whole.record.document["scores"]
+    assert (
+        scoremode.open_run(tmp_path / "merged").record.document["merged"]
+        == merged.record.document["merged"]
+    )
     with pytest.raises(scoremode.UsageError, match="argument --shard: 3/2: must be i/N"):
         scoremode.measure(demo / "model", shard="3/2", **settings)
     # As the command line does it, with the line that the record has.
-    again = [*merged.record["command"][1:-1], f"--output-path={tmp_path / 'again'}", "--quiet"]
+    again = [
+        *merged.record.document["command"][1:-1],
+        f"--output-path={tmp_path / 'again'}",
+        "--quiet",
+    ]
     assert commands.main(again) == 0
     assert (tmp_path / "again" / "scores.parquet").read_bytes() == (
         tmp_path / "merged" / "scores.parquet"

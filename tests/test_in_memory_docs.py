@@ -33,7 +33,7 @@ def test_a_pipeline_is_gated(demo, scheme, monkeypatch, tmp_path):
     exec(compile(JOBS["pipeline"], PAGE.name, "exec"), names)
     live = names["run"]
     plan = {"file": names["TEXT"], "context_length": 512, "tokenizer": names["BASE"], "quiet": True}
-    batch = live.record["schedule"]["batch_windows"]
+    batch = live.record.document["schedule"]["batch_windows"]
     saved = scoremode.kld(
         names["OUTPUT"], reference=names["BASE"], device="cpu", batch_size=batch, **plan
     )

@@ -17,7 +17,7 @@ from scoremode.results.record.definition import (
     SCHEMA_VERSION,
     SECTIONS,
     STATUSES,
-    Record,
+    AnyStatus,
     needed_by,
 )
 
@@ -36,7 +36,7 @@ def record_schema() -> dict[str, Any]:
         "title": f"{SCHEMA}, version {SCHEMA_VERSION}",
         "description": "What scoremode measured, how, with what result. A record that fits may still "
         "be refused: its sha256 must be its contents', and its numbers those of scores.parquet.",
-        **msgspec.json.schema(Record),
+        **msgspec.json.schema(AnyStatus),
     }
 
 

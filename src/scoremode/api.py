@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from scoremode.cli.ppl import Ppl
     from scoremode.cli.reference import Reference
     from scoremode.results import gates as limits
-    from scoremode.results.statistics.bootstrap import Metric
+    from scoremode.results.record.definition import Record
+    from scoremode.results.record.section import Metric
     from scoremode.runs.models import InMemory
 
 __all__ = [
@@ -142,13 +143,14 @@ class _Gates(Gates):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: its `folder`, and its `record` (docs/record.md) as plain values.
+    """A finished run: its `folder`, and its `record` (docs/record.md), whose sections are attributes;
+    `record.document` is the JSON object of its file.
 
     `print(run)` shows the table that the command line shows.
     """
 
     folder: Path
-    record: dict[str, Any] = field(repr=False)
+    record: "Record" = field(repr=False)
 
     @cached_property
     def metrics(self) -> "dict[str, Metric]":
@@ -158,13 +160,8 @@ class Run:
         `note` (why there is no interval). Raises RunFolderError for a shard, which has none.
         """
         from scoremode.results.record.checks import check_done
-        from scoremode.results.statistics.bootstrap import Metric
 
-        check_done(self.folder, self.record)
-        return {
-            name: Metric(m["value"], tuple(m["ci95"]) if m["ci95"] else None, m["n"], m["note"])
-            for name, m in self.record["metrics"].items()
-        }
+        return check_done(self.folder, self.record).metrics
 
     @cached_property
     def scores(self) -> "dict[str, NDArray]":
@@ -176,8 +173,8 @@ class Run:
         from scoremode.results.folders.finished import read_verified
         from scoremode.results.record.checks import check_done
 
-        check_done(self.folder, self.record)
-        scores, extras = read_verified(self.folder, self.record)
+        record = check_done(self.folder, self.record)
+        scores, extras = read_verified(self.folder, record)
         return scores.columns() | extras
 
     def arrow(self) -> "pa.Table":
@@ -202,7 +199,7 @@ class Run:
         from scoremode.report.rendering import document_text
         from scoremode.report.run import finished_document
 
-        return document_text(finished_document(self.record, self.folder))
+        return document_text(finished_document(self.record.document, self.folder))
 
 
 @dataclass(frozen=True, eq=False)
@@ -497,7 +494,7 @@ def _measured(
 
 
 def _require(run: Run, gates: "limits.Gates") -> None:
-    if "kld" not in run.record["metrics"]:
+    if "kld" not in run.metrics:
         raise UsageError(f"{run.folder}: has no base, which a gate on KLD, ratio or top-1 needs")
-    if missed := [str(gate) for gate in gates.judge(run.record) if not gate.met]:
+    if missed := [str(gate) for gate in gates.judge(run.record.document) if not gate.met]:
         raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")

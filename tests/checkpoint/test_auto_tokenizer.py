@@ -167,7 +167,7 @@ def test_a_run_says_it_and_its_record_keeps_it(demo, tmp_path):
         output=tmp_path / "runs",
     )
     said: list[str] = []
-    found = measure(request, notify=said.append).record["tokenizer"]["auto_tokenizer"]
+    found = measure(request, notify=said.append).record.document["tokenizer"]["auto_tokenizer"]
     theirs = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
     assert found["class"] == "GPT2Tokenizer"
     assert found["tokens"][0] == len(theirs)
@@ -176,5 +176,5 @@ def test_a_run_says_it_and_its_record_keeps_it(demo, tmp_path):
     )
     own = Request(**{**vars(request), "model": str(demo / "model")})
     said.clear()
-    found = measure(own, notify=said.append).record["tokenizer"]["auto_tokenizer"]
+    found = measure(own, notify=said.append).record.document["tokenizer"]["auto_tokenizer"]
     assert found["first_difference"] is None and said == []

@@ -138,7 +138,7 @@ from scoremode.errors import ScoremodeError
 
 try:
     result = scoremode.%s
-    record = result.record
+    record = result.record.document
     places = {
         "model": record["checkpoint"]["source"],
         "weights": record["checkpoint"]["files"]["model.safetensors"],

@@ -84,9 +84,9 @@ def test_scores_are_those_of_transformers(place, rows, tmp_path):
     np.testing.assert_allclose(scores.nll, nll, rtol=0, atol=2e-5)
     # Of one turn's end and the next one's beginning there is more between them than one token.
     assert (np.diff(position) > 1).any()
-    metric = result.record["metrics"]["ppl"]
+    metric = result.record.document["metrics"]["ppl"]
     assert metric["value"] == pytest.approx(np.exp(np.mean(nll)), rel=1e-6)
-    assert result.record["plan"]["scored"] == len(nll) == metric["n"]
+    assert result.record.document["plan"]["scored"] == len(nll) == metric["n"]
 
 
 def test_divergences_and_groups_are_those_of_transformers(place, rows, tmp_path):
@@ -100,11 +100,11 @@ def test_divergences_and_groups_are_those_of_transformers(place, rows, tmp_path)
     scores, extras = in_file_order(result.folder)
     assert scores.against is not None and extras["label"].tolist() == label
     np.testing.assert_allclose(scores.against.kld, kld, rtol=1e-3, atol=1e-6)
-    groups = {g["group"]: g for g in result.record["breakdown"]["label"]}
+    groups = {g["group"]: g for g in result.record.document["breakdown"]["label"]}
     means = {name: float(np.mean(np.array(kld)[np.array(label) == name])) for name in groups}
     assert {n: g["kld"]["value"] for n, g in groups.items()} == pytest.approx(means, rel=1e-4)
     assert list(groups) == sorted(means, key=lambda name: -means[name])
-    assert result.record["intervals"]["blocks"] == len(rows)
+    assert result.record.document["intervals"]["blocks"] == len(rows)
 
 
 @pytest.mark.parametrize("score", ["all", "completion"])
@@ -133,7 +133,7 @@ def test_windows_of_a_long_conversation_see_what_went_before(place, rows, tmp_pa
             assert begin >= 0 and scores.position[row] >= min(t, length // 2)
             found = logprobs(place / "quant", ids[begin : t + 1], np.array([t - begin]))
             assert -found[0, ids[t]] == pytest.approx(scores.nll[row], abs=2e-5)
-    assert result.record["corpus"]["conversations"]["long"] == sum(
+    assert result.record.document["corpus"]["conversations"]["long"] == sum(
         len(ids) > length for ids, _ in expected_targets(place / "quant", rows)
     )
 
@@ -145,7 +145,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(place, tmp_path):
     ((folder, _),) = find_runs(tmp_path / "cut")
     again = run(request(place, folder, group_by="domain", resume=True))
     both = [(each.folder / "scores.parquet").read_bytes() for each in (whole, again)]
-    assert both[0] == both[1] and whole.record["metrics"] == again.record["metrics"]
+    assert (
+        both[0] == both[1] and whole.record.document["metrics"] == again.record.document["metrics"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_base_has_the_windows_of_the_model(place, tmp_path, own, base):
         ):
             measure(asked)
         return
-    record = measure(asked, notify=lines.append).record
+    record = measure(asked, notify=lines.append).record.document
     assert record["protocol"]["name"] == "chat+context-length=64"
     assert record["protocol"]["context_length"] == 64 and record["metrics"]["kld"]["value"] > 0
     assert any("longer than the model's 64 positions" in line for line in lines)
@@ -225,7 +227,7 @@ def test_one_template_for_both(place, demo, tmp_path):
     base = chat_model(demo, tmp_path / "base", "{{ messages[0].content }}")
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     how = {"reference": str(base), "template": tmp_path / "t.jinja"}
-    record = measure(request(place, tmp_path / "runs", **how)).record
+    record = measure(request(place, tmp_path / "runs", **how)).record.document
     facts = record["corpus"]["conversations"]
     assert facts["template"]["source"] == str(tmp_path / "t.jinja")
     # Weights of the demo against the same ones a little off.
@@ -248,6 +250,6 @@ def test_bad_rows_are_counted_in_the_record_and_told(place, tmp_path):
     corpus = from_conversations_file(folder / "chats.jsonl", skip_bad_rows=1)
     lines: list[str] = []
     asked = replace(request(place, tmp_path / "runs"), corpus=corpus)
-    facts = measure(asked, notify=lines.append).record["corpus"]["conversations"]
+    facts = measure(asked, notify=lines.append).record.document["corpus"]["conversations"]
     assert facts["bad_rows"] == 1 and facts["read"] == 13
     assert lines[0].startswith("left out: chats.jsonl, line 1: messages is")

@@ -207,7 +207,7 @@ def test_kld_is_the_same(base, demo, packed, short, tmp_path):
         finish(start("reference", model, *short, "--devices", "2", "-o", reference, "--quiet"))
         assert main(["reference", model, *short, "-o", str(tmp_path / "base1"), "--quiet"]) == 0
         kept = [StoredReference(tmp_path / name) for name in ("base", "base1")]
-        spans = [(0, kept[0].record["plan"]["scored"])]
+        spans = [(0, kept[0].record.document["plan"]["scored"])]
         assert kept[0].states(spans).equal(kept[1].states(spans))
         kept[0].check_files()
     arguments = ["kld", str(packed), *short, "--reference", reference, *more]

@@ -41,7 +41,7 @@ def test_a_run_of_a_module_is_that_of_its_folder(demo, asked):
     )
     saved = scoremode.measure(model, device="cpu", dtype="bfloat16", **asked)
     assert same_bits(live, saved) and live.metrics == saved.metrics
-    record = live.record
+    record = live.record.document
     assert record["checkpoint"]["source"] == "LlamaForCausalLM in memory"
     assert record["checkpoint"]["files"].keys() == {"state_dict"}
     assert record["engine"]["layers"] == "the module's own forward"

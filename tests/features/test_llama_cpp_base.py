@@ -82,20 +82,20 @@ def runs(models, text, tmp_path_factory) -> dict[str, Result]:
     found = {
         name: measure(asked(models[name], text, output / name, full=True)) for name in COMPARED
     }
-    assert found["base-self"].record["schedule"]["pass_windows"] < 4
+    assert found["base-self"].record.document["schedule"]["pass_windows"] < 4
     return found
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_printed_block(name, runs):
     block = block_of(read_scores(runs[name].folder))
-    assert block is not None and block.to_json() == runs[name].record["llama_cpp"]
+    assert block is not None and block.to_json() == runs[name].record.document["llama_cpp"]
     printed = GOLDEN.with_name(f"{name}.txt").read_text()
     compare_blocks(block.text(), printed, is_itself=name == "base-self")
 
 
 def test_the_tools_perplexities(runs):
-    metrics = runs["base-self"].record["metrics"]
+    metrics = runs["base-self"].record.document["metrics"]
     final = GOLDEN.with_name("base.txt").read_text().splitlines()[-1]
     assert metrics["ppl"]["value"] == pytest.approx(float(final.split()[4]), abs=1.01e-4)
     printed = GOLDEN.with_name("base-self.txt").read_text()
@@ -147,7 +147,7 @@ def test_divergences_are_those_of_the_files_renormalized_distribution(name, runs
 
 
 def test_the_record_says_what_it_was_compared_with(runs):
-    record = runs["W4A16-g32"].record
+    record = runs["W4A16-g32"].record.document
     reference = record["reference"]
     digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
     assert reference["kind"] == "llama.cpp" and reference["source"] == str(GOLDEN)
@@ -180,22 +180,22 @@ class TestBlocksOfOtherBases:
         scores = read_scores(result.folder)
         assert scores.against is not None and scores.against.kld_llama_cpp is None
         block, printed = block_of(scores), GOLDEN.with_name("W4A16-g32.txt").read_text()
-        assert block is not None and block.to_json() == result.record["llama_cpp"]
+        assert block is not None and block.to_json() == result.record.document["llama_cpp"]
         assert f"Mean    KLD:   {block.kld.value:.5f}" in printed
-        kld = result.record["metrics"]["kld"]["value"]
+        kld = result.record.document["metrics"]["kld"]["value"]
         assert block.kld.value == pytest.approx(kld, rel=1e-12)
 
     def test_too_few_tokens(self, models, quant, text, tmp_path):
         rules = preset("llama.cpp").override(context_length=CONTEXT, max_windows=3)
         ask = asked(quant, text, tmp_path, reference=str(models["base-self"]), protocol=rules)
-        record = measure(ask).record
+        record = measure(ask).record.document
         assert record["llama_cpp"] is None
         assert record["llama_cpp_note"].endswith("of 100 tokens or more, and these are 93")
 
     def test_weights(self, models, quant, text, tmp_path):
         rules = preset("hf-strided").override(context_length=CONTEXT, stride=24)
         ask = asked(quant, text, tmp_path, reference=str(models["base-self"]), protocol=rules)
-        record = measure(ask).record
+        record = measure(ask).record.document
         assert "llama_cpp" not in record
         assert record["llama_cpp_note"].startswith("llama.cpp knows no weights")
 
@@ -220,7 +220,7 @@ class TestRefusals:
         self.refused(match, quant, text + " and more" * 40, tmp_path)
         rules = preset("llama.cpp").override(context_length=CONTEXT, max_windows=8)
         ask = asked(quant, text + " and more" * 40, tmp_path, protocol=rules)
-        assert measure(ask).record["status"] == "done"
+        assert measure(ask).record.document["status"] == "done"
 
     def test_another_context_length(self, quant, text, tmp_path):
         rules = preset("llama.cpp").override(context_length=48)
@@ -246,7 +246,7 @@ class TestRefusals:
         self.refused("over 1024 entries, this model's over 1030: --vocabulary tokenizer gives",
                      model, text, output)  # fmt: skip
         rules = preset("llama.cpp").override(context_length=CONTEXT, vocabulary="tokenizer")
-        record = measure(asked(model, text, output, protocol=rules)).record
+        record = measure(asked(model, text, output, protocol=rules)).record.document
         assert abs(record["metrics"]["kld"]["value"]) < 1e-6
 
     def test_a_cut_file(self, quant, text, tmp_path):

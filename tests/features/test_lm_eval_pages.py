@@ -63,7 +63,7 @@ def test_it_is_what_the_harness_makes_of_its_hf_backend(
     theirs = HFLM(pretrained=model, dtype="float32", device="cpu", batch_size=1, max_length=length)
     folder = write_wikitext(tmp_path / "tasks", pages)
     results = evaluated(theirs, folder, ("wikitext_here",))["results"]["wikitext_here"]
-    for name, metric in run.record["pages"]["metrics"].items():
+    for name, metric in run.record.document["pages"]["metrics"].items():
         assert metric["value"] == pytest.approx(results[f"{name},none"], rel=1e-6), name
 
 
@@ -74,14 +74,14 @@ def test_the_same_pages_come_of_a_raw_file(run, data, pages, tmp_path):
         data / "stories260K", protocol="lm-eval", file=raw, dtype="float32", device="cpu",
         output=tmp_path / "runs",
     )  # fmt: skip
-    assert again.record["pages"] == run.record["pages"]
-    assert again.record["corpus"]["text"] == run.record["corpus"]["text"]
+    assert again.record.document["pages"] == run.record.document["pages"]
+    assert again.record.document["corpus"]["text"] == run.record.document["corpus"]["text"]
 
 
 def test_the_table_tells_pages_and_what_stands_before_them(run, capsys):
     assert main(["show", str(run.folder), "-v"]) == 0
     shown = capsys.readouterr().out
-    words = run.record["pages"]["words"]
+    words = run.record.document["pages"]["words"]
     assert shown.startswith("word perplexity  ")
     assert f"4 pages of {words:,} words" in shown and "each behind BOS (<s>)" in shown
     assert "bits per detokenized byte" in shown
@@ -103,7 +103,7 @@ def test_a_base_has_its_own_and_compare_has_a_column(run, data, pages_file, tmp_
     assert "base word perplexity" in capsys.readouterr().out
     (folder,) = (tmp_path / "runs").iterdir()
     metrics = json.loads((folder / "record.json").read_text())["pages"]["metrics"]
-    own = run.record["pages"]["metrics"]
+    own = run.record.document["pages"]["metrics"]
     assert metrics["word_perplexity_base"]["value"] == own["word_perplexity"]["value"]
     assert metrics["word_perplexity"]["value"] > own["word_perplexity"]["value"]
     assert main(["compare", str(folder), str(run.folder)]) == 0

@@ -46,15 +46,17 @@ def test_stored_and_live_bases_give_the_same_bits(kept, base, quant, text, tmp_p
     stored = measure(request(quant, text, tmp_path / "a", reference=str(kept), full=True))
     live = measure(request(quant, text, tmp_path / "b", reference=str(base), full=True))
     assert same_columns(stored.folder, live.folder)
-    assert stored.record["metrics"] == live.record["metrics"]
-    assert stored.record["reference"]["sha256"] == live.record["reference"]["sha256"]
-    replay = stored.record["reference"]["replay"]
-    assert replay["bitwise"] and replay["rows"] == stored.record["plan"]["scored"]
-    assert stored.record["metrics"]["kld"]["value"] > 0.01
+    assert stored.record.document["metrics"] == live.record.document["metrics"]
+    assert (
+        stored.record.document["reference"]["sha256"] == live.record.document["reference"]["sha256"]
+    )
+    replay = stored.record.document["reference"]["replay"]
+    assert replay["bitwise"] and replay["rows"] == stored.record.document["plan"]["scored"]
+    assert stored.record.document["metrics"]["kld"]["value"] > 0.01
 
 
 def test_a_base_against_itself_is_exactly_zero(kept, base, text, tmp_path):
-    record = measure(request(base, text, tmp_path, reference=str(kept), full=True)).record
+    record = measure(request(base, text, tmp_path, reference=str(kept), full=True)).record.document
     for name in ("kld", "kld_reverse", "jsd", "delta_p", "rms_delta_p"):
         assert record["metrics"][name]["value"] == 0.0, name
     assert record["metrics"]["ppl_ratio"]["value"] == 1.0
@@ -62,7 +64,7 @@ def test_a_base_against_itself_is_exactly_zero(kept, base, text, tmp_path):
 
 
 def test_both_perplexities_are_those_of_ppl(kept, base, quant, text, tmp_path):
-    record = measure(request(quant, text, tmp_path, reference=str(kept))).record
+    record = measure(request(quant, text, tmp_path, reference=str(kept))).record.document
     alone = [measure(request(model, text, tmp_path)).record for model in (quant, base)]
     for name in ("ppl", "nll", "bits_per_byte"):
         assert record["metrics"][name] == alone[0]["metrics"][name]
@@ -94,11 +96,11 @@ def test_the_same_run_twice_gives_the_same_bits(base, quant, text, tmp_path):
 def test_a_head_left_in_the_checkpoint(base, quant, text, tmp_path):
     model = shutil.copytree(base, tmp_path / "base")
     folder = tmp_path / "reference"
-    record = measure(request(model, text, folder, keep="checkpoint")).record
+    record = measure(request(model, text, folder, keep="checkpoint")).record.document
     assert not (folder / "head.safetensors").exists()
     assert record["kept"]["head"]["checkpoint"]["weight"] == "model.embed_tokens.weight"
     stored = tmp_path / "stored"
-    other = measure(request(model, text, stored, keep="stored")).record
+    other = measure(request(model, text, stored, keep="stored")).record.document
     assert record["kept"]["sha256"] == other["kept"]["sha256"]
     runs = [
         measure(request(quant, text, tmp_path / "runs", reference=str(f))).folder
@@ -123,10 +125,12 @@ def test_a_quantized_head_is_kept_as_it_is_used(base, text, tmp_path):
         folder = tmp_path / f"{name}-reference"
         with pytest.raises(RunFolderError, match="another form than it is used in"):
             measure(request(model, text, tmp_path / f"{name}-no", keep="checkpoint"))
-        record = measure(request(model, text, folder, keep="stored")).record
+        record = measure(request(model, text, folder, keep="stored")).record.document
         states = record["kept"]["states"]["dtype"]
         assert states == ("bfloat16" if inputs is None else "float32")
-        against = measure(request(model, text, tmp_path / "runs", reference=str(folder))).record
+        against = measure(
+            request(model, text, tmp_path / "runs", reference=str(folder))
+        ).record.document
         assert against["metrics"]["kld"]["value"] == 0.0
         assert against["reference"]["replay"]["bitwise"]
 
@@ -182,7 +186,9 @@ class TestRefusals:
         model = shutil.copytree(base, tmp_path / "model")
         tokenizer = json.loads((model / "tokenizer.json").read_text())
         (model / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
-        record = measure(request(model, text, tmp_path / "runs", reference=str(kept))).record
+        record = measure(
+            request(model, text, tmp_path / "runs", reference=str(kept))
+        ).record.document
         assert record["metrics"]["kld"]["value"] == 0.0
         assert record["tokenizer"]["sha256"] != record["reference"]["tokenizer"]["sha256"]
 
@@ -212,7 +218,7 @@ class TestRefusals:
         rules = request(quant, text, tmp_path).protocol.override(vocabulary="tokenizer")
         record = measure(
             request(base, text, tmp_path / "runs", reference=str(model), protocol=rules)
-        ).record
+        ).record.document
         assert record["metrics"]["kld"]["value"] == 0.0
 
     def test_a_run_that_kept_nothing(self, quant, text, tmp_path):

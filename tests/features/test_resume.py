@@ -277,13 +277,18 @@ def test_a_removed_part_is_scored_again_with_those_after_it(ask, reference, comp
         replace(ask, output=folder, resume=True, reference=str(reference)), notify=lines.append
     )
     assert f"resuming {folder} after 1 passes" in lines
-    assert again.record["metrics"] == whole.record["metrics"]
+    assert again.record.document["metrics"] == whole.record.document["metrics"]
     # All of the base's rows were compared, those of the first process too.
-    assert again.record["reference"]["replay"] == whole.record["reference"]["replay"]
+    assert (
+        again.record.document["reference"]["replay"] == whole.record.document["reference"]["replay"]
+    )
     for name in ("scores.parquet",):
         assert (folder / name).read_bytes() == (whole.folder / name).read_bytes()
-    assert again.record["scores"] == whole.record["scores"] and "parts" not in again.record
-    assert len(read_scores(folder)) == again.record["scores"]["rows"]
+    assert (
+        again.record.document["scores"] == whole.record.document["scores"]
+        and "parts" not in again.record.document
+    )
+    assert len(read_scores(folder)) == again.record.document["scores"]["rows"]
 
 
 @pytest.mark.parametrize("after", ["a bit", "another's"])
@@ -306,7 +311,7 @@ def test_states_that_were_changed_before_the_reference_went_on(after, ask, keepi
 def test_removed_states_are_made_again(ask, keeping, reference, tmp_path):
     folder = shutil.copytree(keeping, tmp_path / "reference")
     (folder / "states" / "00001.safetensors").unlink()
-    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record
+    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record.document
     assert again["kept"] == read_record(reference)["kept"]
 
 
@@ -317,7 +322,7 @@ def test_a_reference_killed_before_its_first_record_goes_on(ask, reference, tmp_
     (folder / ".record.json.0123456789abcdef.scoremode-tmp").write_text('{"schema"')
     with pytest.raises(RunFolderError, match="no run's record in it"):
         measure(replace(ask, output=folder, keep="stored"))
-    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record
+    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record.document
     assert again["kept"] == read_record(reference)["kept"]
     # A folder of somebody's own is left alone.
     (tmp_path / "own").mkdir()
@@ -329,7 +334,7 @@ def test_a_reference_killed_before_its_first_record_goes_on(ask, reference, tmp_
 def test_a_finished_reference_is_read_through_when_it_is_resumed(ask, reference, tmp_path):
     folder = shutil.copytree(reference, tmp_path / "reference")
     request = replace(ask, output=folder, keep="stored", resume=True)
-    assert measure(request).record["kept"] == read_record(reference)["kept"]
+    assert measure(request).record.document["kept"] == read_record(reference)["kept"]
     for name in ("states/00001.safetensors", "tokens.i32"):
         flip(folder / name)
         with pytest.raises(ReferenceUnusable, match=name):
@@ -371,11 +376,11 @@ def test_a_run_killed_before_it_knew_its_files_is_not_another_model_s(ask, tmp_p
     (begun,) = output.iterdir()
     result = measure(of_second)
     assert result.folder != begun
-    assert result.record["checkpoint"]["path"] == str(second)
+    assert result.record.document["checkpoint"]["path"] == str(second)
     resumed = measure(replace(of_first, resume=True))
     assert resumed.folder == begun
-    assert resumed.record["checkpoint"]["path"] == str(first)
-    assert resumed.record["metrics"] != result.record["metrics"]
+    assert resumed.record.document["checkpoint"]["path"] == str(first)
+    assert resumed.record.document["metrics"] != result.record.document["metrics"]
 
 
 def test_a_reference_killed_before_it_knew_its_files_is_of_who_goes_on(ask, tmp_path):
@@ -388,7 +393,7 @@ def test_a_reference_killed_before_it_knew_its_files_is_of_who_goes_on(ask, tmp_
         patched.setattr(RunFolder, "discard", RunFolder.close)
         measure(keeping)
     assert read_record(output)["checkpoint"]["path"] == str(first)
-    record = measure(replace(keeping, model=str(second), resume=True)).record
+    record = measure(replace(keeping, model=str(second), resume=True)).record.document
     assert record["checkpoint"]["path"] == str(second)
     assert record["kept"]["head"]["checkpoint"]["path"] == str(second)
 

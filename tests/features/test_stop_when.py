@@ -54,13 +54,14 @@ def stopped(ask, tmp_path_factory) -> Path:
 
 
 def bits(folder: Path) -> tuple:
-    record = load_run(folder)[0]
+    record = load_run(folder)[0].document
     sections = "metrics", "stopping", "plan", "distribution", "breakdown", "worst"
     return (folder / SCORES).read_bytes(), [record[name] for name in sections]
 
 
 def test_it_ends_at_the_first_look_that_meets_the_rule(stopped, whole, ask):
-    record, scores = load_run(stopped)
+    typed, scores = load_run(stopped)
+    record = typed.document
     plan, stopping = record["plan"], record["stopping"]
     looks = stopping["looks"]
     assert plan["windows"] == stopping["after"] == looks[-1]["windows"] < plan["planned"]["windows"]
@@ -90,15 +91,15 @@ def test_the_end_depends_on_nothing_but_scores(ask, stopped, tmp_path, monkeypat
     seen = []
     options = replace(ask.options, max_memory=8_000_000)
     other = measure(replace(ask, options=options, output=tmp_path), watch=seen.append)
-    assert other.record["schedule"] != read_record(stopped)["schedule"]
+    assert other.record.document["schedule"] != read_record(stopped)["schedule"]
     # A file of scores has a group of rows for each pass.
     assert bits(other.folder)[1] == bits(stopped)[1]
     ours, theirs = read_scores(other.folder).columns(), read_scores(stopped).columns()
     assert all(np.array_equal(column, theirs[name]) for name, column in ours.items())
     # What was watched last is what the rule saw last.
-    last = other.record["stopping"]["looks"][-1]
+    last = other.record.document["stopping"]["looks"][-1]
     assert seen[-1]["kld"].value == last["value"] and list(seen[-1]["kld"].interval) == last["ci95"]
-    assert len(seen) >= len(other.record["stopping"]["looks"])
+    assert len(seen) >= len(other.record.document["stopping"]["looks"])
 
 
 class Stop(BaseException):
@@ -154,8 +155,8 @@ def test_a_kept_base_gives_what_a_live_one_does(ask, stopped, tmp_path):
     )
     measure(base)
     found = measure(replace(ask, reference=str(kept), output=tmp_path / "runs"))
-    assert found.record["stopping"] == read_record(stopped)["stopping"]
-    assert found.record["reference"]["replay"]["worst"] < 1e-4
+    assert found.record.document["stopping"] == read_record(stopped)["stopping"]
+    assert found.record.document["reference"]["replay"]["worst"] < 1e-4
     ours, theirs = read_scores(found.folder), read_scores(stopped)
     assert np.array_equal(ours.logprob, theirs.logprob)
     assert np.allclose(ours.against.kld, theirs.against.kld, atol=1e-5)
@@ -169,7 +170,7 @@ def test_a_kept_base_gives_what_a_live_one_does(ask, stopped, tmp_path):
 
 def test_a_rule_that_is_never_met_takes_all_windows(ask, whole, tmp_path):
     protocol = PLAIN.override(stop_when="ppl±0.001%", seed=2)
-    record = measure(replace(ask, protocol=protocol, output=tmp_path)).record
+    record = measure(replace(ask, protocol=protocol, output=tmp_path)).record.document
     planned = record["plan"].pop("planned")
     assert planned == {name: record["plan"][name] for name in planned}
     assert record["stopping"]["after"] == record["stopping"]["of"] == planned["windows"]
@@ -242,8 +243,8 @@ def test_weights_of_windows_count_in_the_decision(ask, tmp_path):
     extras = read_verified(next(tmp_path.iterdir()), record)[1]
     sums = window_sums(scores, extras["weight"])
     value = np.exp(sums.columns["nll"].sum() / sums.weight.sum())
-    assert record["stopping"]["looks"][-1]["value"] == pytest.approx(value, rel=1e-12)
-    assert value == pytest.approx(record["metrics"]["ppl"]["value"], rel=1e-12)
+    assert record.stopping.looks[-1].value == pytest.approx(value, rel=1e-12)
+    assert value == pytest.approx(record.metrics["ppl"].value, rel=1e-12)
     assert extras["weight"].max() < 1
 
 

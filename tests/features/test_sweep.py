@@ -114,7 +114,9 @@ def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
         output=tmp_path,
         **settings,
     )
-    assert [run.record["checkpoint"]["source"] for run in found.runs] == list(map(str, models))
+    assert [run.record.document["checkpoint"]["source"] for run in found.runs] == list(
+        map(str, models)
+    )
     assert list(found.failed) == ["/no/such/model"] and found.folder == tmp_path
     record = found.runs[0].record
     assert record["command"][:2] == ["scoremode", "kld"]
@@ -122,7 +124,7 @@ def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
         models[0], reference=demo / "model", file=folder / "text.txt", protocol="disjoint",
         context_length=64, output=tmp_path / "alone", **settings,
     )  # fmt: skip
-    assert record["metrics"] == one.record["metrics"]
+    assert record["metrics"] == one.record.document["metrics"]
     with pytest.raises(GateNotMet):
         scoremode.sweep(
             demo / "model", models, texts=[folder / "text.txt"],

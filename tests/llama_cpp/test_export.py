@@ -50,7 +50,7 @@ def asked(model: Path, text: str, output: Path, protocol="llama.cpp", **more) ->
 @pytest.fixture(scope="module")
 def kept(demo, text, tmp_path_factory) -> StoredReference:
     folder = tmp_path_factory.mktemp("kept") / "reference"
-    record = measure(asked(demo / "model", text, folder, keep="stored")).record
+    record = measure(asked(demo / "model", text, folder, keep="stored")).record.document
     assert len(record["kept"]["states"]["files"]) > 2
     return StoredReference(folder)
 
@@ -107,7 +107,7 @@ def test_the_tools_file_is_nearly_the_same(kept, tmp_path):
 def test_the_direct_logits_of_the_engine(kept, demo, tmp_path):
     """In the same passes, micro-batches and tiles they are the same bytes."""
     engine = make_engine(demo / "model", dtype="float32")
-    plan, schedule = kept.plan(), Schedule(**kept.record["schedule"])
+    plan, schedule = kept.plan(), Schedule(**kept.record.document["schedule"])
     passes = [engine.final_states(work) for work in Work.passes(plan, schedule)]
     states = torch.cat([group for groups in passes for group in groups])
     logits = HeadLogits(engine.head, states, tile_of(CPU))

@@ -232,7 +232,7 @@ def test_a_reference_is_written_by_all(launcher, two, folder, tmp_path):
     assert [finish(run) for run in runs] == [(0, "", [])] * 2
     here(folder, tmp_path / "ref1", "reference", "model", more=more)
     kept = [StoredReference(tmp_path / name) for name in ("ref", "ref1")]
-    spans = [(0, kept[0].record["plan"]["scored"])]
+    spans = [(0, kept[0].record.document["plan"]["scored"])]
     assert kept[0].states(spans).equal(kept[1].states(spans))
     kept[0].check_files()
     assert not list((tmp_path / "ref").glob(".seen*"))

@@ -216,7 +216,7 @@ def test_marks_of_what_the_model_generates(build, demo, kind):
     )
     wanted = json.loads((folder / "expected.json").read_text())[kind]
     assert np.bincount(run.scores["conversation"]).tolist() == wanted[0]
-    assert run.record["plan"]["scored"] == wanted[1]
+    assert run.record.document["plan"]["scored"] == wanted[1]
 
 
 @pytest.mark.parametrize("template", ["template", "tojson"])
@@ -231,7 +231,7 @@ def test_arguments_of_tools_in_a_string(build, demo, template):
             context_length=256,
             output=folder / "runs",
             quiet=True,
-        ).record["plan"]["sha256"]
+        ).record.document["plan"]["sha256"]
         for form in ("string", "object")
     }
     assert len(plans) == 1

@@ -96,7 +96,7 @@ def test_scores_are_those_of_transformers(smollm2, file, tmp_path):
         wanted = [found[t - 1, ids[t]].item() for t in places]
         np.testing.assert_allclose(scores.logprob[mine], wanted, rtol=0, atol=2e-5)
         assert set(extras["label"][mine]) == {row["domain"]}
-    facts = result.record["corpus"]["conversations"]
+    facts = result.record.document["corpus"]["conversations"]
     assert (facts["turns"], facts["unended"], facts["unprompted"]) == (5, 1, 0)
 
 

@@ -43,8 +43,8 @@ def test_the_mean_nll_of_what_it_says_is_its_mean_entropy(smollm2, tmp_path):
     assert record["counts"]["respelled"] > 0
     corpus, options = from_conversations_file(file), TorchOptions(device="cpu", dtype="float32")
     result = measure(Request(str(smollm2), corpus, preset("chat"), options, tmp_path / "runs"))
-    assert result.record["plan"]["scored"] == record["counts"]["tokens"]
-    assert result.record["corpus"]["generated"]["base"] == record["base"]
+    assert result.record.document["plan"]["scored"] == record["counts"]["tokens"]
+    assert result.record.document["corpus"]["generated"]["base"] == record["base"]
     scores = read_scores(result.folder)
     plan = plan_text(corpus, preset("chat"), model=str(smollm2)).plan
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()

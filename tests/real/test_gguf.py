@@ -51,7 +51,7 @@ def test_its_weights_score_as_the_folders_to_the_bit(smollm2, gguf, demo, tmp_pa
         out = tmp_path / model.name
         request = Request(str(model), from_string(text), protocol, CPU, out)
         result = measure(request)
-        assert result.record["checkpoint"]["parameters"] == 134_515_008
+        assert result.record.document["checkpoint"]["parameters"] == 134_515_008
         found.append(read_scores(result.folder))
     assert np.array_equal(found[0].nll, found[1].nll)
     assert np.array_equal(found[0].target, found[1].target)
@@ -65,8 +65,8 @@ def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
     options = dataclasses.replace(CPU, arithmetic="llama.cpp")
     request = Request(str(gguf), from_file(part), preset("llama.cpp"), options, tmp_path / "runs")
     result = measure(request)
-    assert len(read_scores(result.folder)) == result.record["plan"]["scored"] == 7_395
-    ppl = result.record["metrics"]["ppl"]["value"]
+    assert len(read_scores(result.folder)) == result.record.document["plan"]["scored"] == 7_395
+    ppl = result.record.document["metrics"]["ppl"]["value"]
     # Two runs, so twice the variance, and three standard deviations: weights alone are without.
     assert math.isclose(ppl, LLAMA_CPP, rel_tol=3 * math.sqrt(2) * SPREAD)
 
@@ -81,7 +81,7 @@ def test_llama_cpps_figures_of_gemma_3(gemma3, data, tmp_path):
         options = dataclasses.replace(CPU, arithmetic=arithmetic)
         out = tmp_path / arithmetic
         request = Request(str(gemma3), from_file(part), preset("llama.cpp"), options, out)
-        record = measure(request).record
+        record = measure(request).record.document
         assert record["plan"]["scored"] == 2_550
         found[arithmetic] = record["metrics"]["ppl"]["value"]
     assert math.isclose(found["weights"], 20.1681, abs_tol=2e-4)

@@ -162,7 +162,7 @@ def test_what_formats_cost(quantized, smollm2, text, planned, dense, tmp_path):
     def record(model: Path, **more) -> dict:
         corpus, protocol = from_string(text), planned.plan.protocol
         request = Request(str(model), corpus, protocol, CPU, tmp_path / "runs", **more)
-        return measure(request).record
+        return measure(request).record.document
 
     reference = tmp_path / "reference"
     made = Request(
@@ -205,5 +205,5 @@ def test_llama_cpps_figure(smollm2, data, tmp_path):
     part.write_bytes((data / "wikitext2" / "wiki.test.raw").read_bytes()[:60_000])
     request = Request(str(smollm2), from_file(part), preset("llama.cpp"), CPU, tmp_path / "runs")
     result = measure(request)
-    assert len(read_scores(result.folder)) == result.record["plan"]["scored"] == 7_395
-    assert math.isclose(result.record["metrics"]["ppl"]["value"], LLAMA_CPP, abs_tol=5e-6)
+    assert len(read_scores(result.folder)) == result.record.document["plan"]["scored"] == 7_395
+    assert math.isclose(result.record.document["metrics"]["ppl"]["value"], LLAMA_CPP, abs_tol=5e-6)

@@ -61,7 +61,7 @@ def test_the_plan_is_the_one_that_was_scored(place, kind):
     result = measure(request)
     kept = StoredReference(result.folder).plan()
     plan = plan_text(request.corpus, request.protocol, model=request.model).plan
-    assert kept.sha256 == plan.sha256 == result.record["plan"]["sha256"]
+    assert kept.sha256 == plan.sha256 == result.record.document["plan"]["sha256"]
     at = plan.targets()[2]
     assert np.array_equal(kept.targets()[2], at)
     assert kept.labels is not None and plan.labels is not None
@@ -82,25 +82,25 @@ def test_a_run_on_the_kept_text_has_its_groups(place, tmp_path, kind):
     request = asked(place, kind)
     base = measure(request)
     stored = StoredReference(base.folder)
-    corpus = kept_text(str(base.folder), stored.record, stored.plan())
+    corpus = kept_text(str(base.folder), stored.record.document, stored.plan())
     more = {"keep": None, "resume": False, "output": tmp_path, "reference": str(base.folder)}
     again = measure(replace(request, corpus=corpus, **more))
-    assert again.record["plan"] == base.record["plan"]
-    assert again.record["corpus"] == base.record["corpus"]
-    labels = again.record["breakdown"]["label"]
-    assert {g["group"] for g in labels} == set(base.record["plan"]["labels"])
+    assert again.record.document["plan"] == base.record.document["plan"]
+    assert again.record.document["corpus"] == base.record.document["corpus"]
+    labels = again.record.document["breakdown"]["label"]
+    assert {g["group"] for g in labels} == set(base.record.document["plan"]["labels"])
     assert all(g["kld"]["value"] == 0 for g in labels)
     columns = [read_columns(folder / SCORES)[1]["label"] for folder in (base.folder, again.folder)]
     assert columns[0].tolist() == columns[1].tolist()
     # The text itself gives the same run.
     whole = measure(replace(request, **more | {"output": tmp_path / "whole"}))
-    assert whole.record["identity"] == again.record["identity"]
-    assert whole.record["breakdown"] == again.record["breakdown"]
+    assert whole.record.document["identity"] == again.record.document["identity"]
+    assert whole.record.document["breakdown"] == again.record.document["breakdown"]
 
 
 def test_other_tokens_make_another_plan(place, tmp_path):
     base = measure(asked(place, "apart"))
     stored = StoredReference(base.folder)
-    stored.record["plan"]["sha256"] = "00" * 32
+    stored.record.document["plan"]["sha256"] = "00" * 32
     with pytest.raises(ReferenceUnusable, match="its tokens make another plan"):
         stored.plan()

@@ -124,28 +124,30 @@ def runs(demo, tmp_path_factory):
 
 def test_a_run_alone_has_its_metrics(runs):
     alone, _ = runs
-    shown = document_text(finished_document(alone.record, alone.folder))
+    shown = document_text(finished_document(alone.record.document, alone.folder))
     head, _, first, *_ = shown.splitlines()
     assert head.split() == ["task", "questions", "metric", "value", "±"]
-    accuracy = alone.record["tasks"]["groups"]["both"]["metrics"]["acc,none"]
+    accuracy = alone.record.document["tasks"]["groups"]["both"]["metrics"]["acc,none"]
     assert first.split() == ["both", "20", "acc", f"{accuracy:.4f}", "0.1000"]
     assert "lm-evaluation-harness 0.4.13" in shown and "word_perplexity" in shown
 
 
 def test_against_a_base_it_has_flips_and_mcnemar(runs):
     _, paired = runs
-    document = tasks_document(paired.record, paired.folder)
+    document = tasks_document(paired.record.document, paired.folder)
     lines = table_csv(document.data).splitlines()
     assert lines[0].endswith(
         "base,change,change_ci95_low,change_ci95_high,lost,gained,mcnemar_p,kld"
     )
-    pair = paired.record["tasks"]["tasks"]["ends"]["pairs"]["acc,none"]
+    pair = paired.record.document["tasks"]["tasks"]["ends"]["pairs"]["acc,none"]
     (line,) = (line for line in lines if line.startswith("ends,"))
     assert f",{pair['lost']},{pair['gained']},{pair['p']}," in line
 
 
 def test_several_stand_side_by_side(runs):
-    found = tasks_of_runs([(name, r.record["tasks"]) for name, r in zip("ab", runs, strict=True)])
+    found = tasks_of_runs(
+        [(name, r.record.document["tasks"]) for name, r in zip("ab", runs, strict=True)]
+    )
     assert found is not None
     assert [(row[0], row[1], row[2]) for row in found.rows][:4] == [
         ("both", "acc", "a"), ("both", "acc", "b"), ("ends", "acc", "a"), ("ends", "acc", "b"),

@@ -37,7 +37,7 @@ def text(demo) -> str:
 def kept(base, text, tmp_path_factory) -> Path:
     """A reference, in several passes."""
     folder = tmp_path_factory.mktemp("kept") / "reference"
-    record = measure(request(base, text, folder, keep="stored")).record
+    record = measure(request(base, text, folder, keep="stored")).record.document
     assert len(record["kept"]["states"]["files"]) > 2
     return folder
 

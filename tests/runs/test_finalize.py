@@ -30,7 +30,7 @@ def test_every_metric_is_recomputed_from_the_parquet(protocol, request_):
     weights = extras.get("weight")
     assert (weights is not None) == (protocol == "hf-strided")
     again = sections(scores, 64, extras)["metrics"]
-    assert again == result.record["metrics"] == read_record(result.folder)["metrics"]
+    assert again == result.record.document["metrics"] == read_record(result.folder)["metrics"]
     w = np.ones(len(scores)) if weights is None else weights
     assert again["ppl"]["value"] == pytest.approx(
         np.exp((scores.nll * w).sum() / w.sum()), rel=1e-12
@@ -43,7 +43,7 @@ def test_bits_per_byte_are_of_the_text_s_bytes(request_, text):
     """All but the first token is scored once, and a BOS, which has no bytes, is the first."""
     record = measure(
         replace(request_, protocol=preset("strided").override(context_length=64, stride=32))
-    ).record
+    ).record.document
     metrics = record["metrics"]
     bits = metrics["nll"]["value"] * metrics["nll"]["n"] / np.log(2)
     assert record["tokenizer"]["adds"]["front"]
@@ -88,6 +88,6 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch)
     assert lines == ["no bits per byte, and no kinds of tokens: made: a token's bytes of text are "
                      "not known"]  # fmt: skip
     assert (
-        set(result.record["metrics"]) == {"ppl", "nll"}
+        set(result.record.document["metrics"]) == {"ppl", "nll"}
         and not read_columns(result.folder / SCORES)[1]
     )

@@ -39,11 +39,11 @@ def ask(model: Path, output: Path, pair: tuple[Path, Path], **more):
 
 def test_a_file_and_the_folder_it_was_made_of_score_the_same(pair, tmp_path):
     folder, file = (measure(ask(model, tmp_path / "runs", pair)) for model in pair)
-    assert file.record["metrics"]["ppl"]["value"] == pytest.approx(
-        folder.record["metrics"]["ppl"]["value"], rel=1e-6
+    assert file.record.document["metrics"]["ppl"]["value"] == pytest.approx(
+        folder.record.document["metrics"]["ppl"]["value"], rel=1e-6
     )
     assert file.folder.name.split("_")[1] == "llama.gguf"
-    checkpoint = file.record["checkpoint"]
+    checkpoint = file.record.document["checkpoint"]
     assert checkpoint["source"] == checkpoint["path"] == str(pair[1])
     assert list(checkpoint["files"]) == ["llama.gguf"]
 
@@ -52,10 +52,10 @@ def test_the_files_own_tokenizer(pair, packed, tmp_path):
     """Of the folder's ids, so that a folder's reference may be compared with."""
     named = measure(ask(packed, tmp_path / "runs", pair))
     own = measure(ask(packed, tmp_path / "runs", pair, tokenizer=None, reference=str(pair[0])))
-    assert own.record["plan"] == named.record["plan"]
-    assert own.record["metrics"]["ppl"] == named.record["metrics"]["ppl"]
-    assert own.record["tokenizer"]["source"] == str(packed)
-    assert own.record["tokenizer"]["auto_tokenizer"] is None
+    assert own.record.document["plan"] == named.record.document["plan"]
+    assert own.record.document["metrics"]["ppl"] == named.record.document["metrics"]["ppl"]
+    assert own.record.document["tokenizer"]["source"] == str(packed)
+    assert own.record.document["tokenizer"]["auto_tokenizer"] is None
     ours, theirs = (
         pq.read_table(ran.folder / "scores.parquet")["token_bytes"] for ran in (own, named)
     )
@@ -63,7 +63,7 @@ def test_the_files_own_tokenizer(pair, packed, tmp_path):
 
 
 def test_bits_and_formats_are_in_the_record(packed, pair, tmp_path):
-    record = measure(ask(packed, tmp_path / "runs", pair)).record
+    record = measure(ask(packed, tmp_path / "runs", pair)).record.document
     assert list(record["checkpoint"]["formats"]) == ["Q8_0"]
     assert record["checkpoint"]["bits_per_weight"]["body"] == 8.5
 
@@ -72,11 +72,11 @@ def test_bits_and_formats_are_in_the_record(packed, pair, tmp_path):
 def test_a_base_beside_the_model(dtype, packed, pair, tmp_path):
     base = tmp_path / f"{dtype}.gguf"
     with_types(pair[1], base, lambda name, shape: dtype if len(shape) > 1 else None)
-    record = measure(ask(packed, tmp_path / "runs", pair, reference=str(base))).record
+    record = measure(ask(packed, tmp_path / "runs", pair, reference=str(base))).record.document
     assert record["reference"]["kind"] == "model"
     assert list(record["reference"]["checkpoint"]["files"]) == [f"{dtype}.gguf"]
     assert 0 < record["metrics"]["kld"]["value"] < 0.01
-    itself = measure(ask(base, tmp_path / "runs", pair, reference=str(base))).record
+    itself = measure(ask(base, tmp_path / "runs", pair, reference=str(base))).record.document
     assert itself["metrics"]["kld"]["value"] == 0
 
 
@@ -88,17 +88,17 @@ def test_a_kept_reference(dtype, head, packed, pair, tmp_path):
     # The head is kept as it is used, in the type that it is stored in.
     options = replace(FLOAT, dtype={"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype])
     kept = measure(ask(base, tmp_path / "kept", pair, keep=head, options=options))
-    where = kept.record["kept"]["head"]["checkpoint"]
+    where = kept.record.document["kept"]["head"]["checkpoint"]
     assert (where is None) == (head == "stored")
     if where is not None:
         assert (where["path"], where["weight"]) == (str(base), "lm_head.weight")
     reference = str(tmp_path / "kept")
     ran = measure(ask(packed, tmp_path / "runs", pair, reference=reference, options=options))
     beside = measure(ask(packed, tmp_path / "runs", pair, reference=str(base), options=options))
-    assert ran.record["metrics"]["kld"] == beside.record["metrics"]["kld"]
+    assert ran.record.document["metrics"]["kld"] == beside.record.document["metrics"]["kld"]
     # Its own scores come back, from the kept head.
     again = measure(ask(base, tmp_path / "runs", pair, reference=reference, options=options))
-    assert again.record["metrics"]["kld"]["value"] == 0
+    assert again.record.document["metrics"]["kld"]["value"] == 0
 
 
 def test_a_quantized_base(packed, pair, tmp_path):
@@ -108,7 +108,7 @@ def test_a_quantized_base(packed, pair, tmp_path):
     measure(ask(packed, tmp_path / "kept", pair, keep="stored", options=options))
     record = measure(
         ask(packed, tmp_path / "runs", pair, reference=str(tmp_path / "kept"), options=options)
-    ).record
+    ).record.document
     assert record["metrics"]["kld"]["value"] == 0
 
 

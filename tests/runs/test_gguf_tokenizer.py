@@ -43,7 +43,7 @@ def test_the_files_own_tokenizer_is_taken_and_its_ids_are_the_folders(pair, tmp_
     folder, file = pair
     record = measure(
         request(file, TEXT, tmp_path / "runs", options=FLOAT, reference=str(folder))
-    ).record
+    ).record.document
     assert record["tokenizer"]["source"] == str(file)
     assert record["tokenizer"]["sha256"] == checkpoint_tokenizer(str(file)).sha256
     assert record["reference"]["tokenizer"]["source"] == str(folder)
@@ -63,7 +63,9 @@ def test_one_other_token_is_refused_by_name(pair, tmp_path):
             measure(request(other, TEXT, tmp_path / "r", options=FLOAT, reference=str(reference)))
         assert str(error.value).startswith(f"{reference}: ")
     given = request(other, TEXT, tmp_path / "g", options=FLOAT, reference=str(file))
-    assert measure(replace(given, tokenizer=str(file))).record["metrics"]["kld"]["value"] == 0
+    assert (
+        measure(replace(given, tokenizer=str(file))).record.document["metrics"]["kld"]["value"] == 0
+    )
 
 
 def test_a_given_tokenizer_overrules_and_the_user_is_told(pair, tmp_path):
@@ -78,7 +80,7 @@ def test_a_given_tokenizer_overrules_and_the_user_is_told(pair, tmp_path):
             request(model, TEXT, tmp_path / model.stem, options=FLOAT, tokenizer=str(folder)),
             notify=lines.append,
         )
-        assert ran.record["tokenizer"]["source"] == str(folder)
+        assert ran.record.document["tokenizer"]["source"] == str(folder)
         assert [line for line in lines if line.startswith(said)]
 
 

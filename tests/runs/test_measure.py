@@ -44,7 +44,7 @@ def test_a_non_finite_weight_makes_the_run_invalid(bad, request_, demo, tmp_path
 
 
 def test_record_says_what_was_measured(request_, demo):
-    record = measure(replace(request_, command=("scoremode", "ppl"))).record
+    record = measure(replace(request_, command=("scoremode", "ppl"))).record.document
     assert record["schema"] == "scoremode.record" and record["schema_version"] == 2
     assert record["corpus"]["text"]["sha256"] and record["tokenizer"]["sha256"]
     files = record["checkpoint"]["files"]
@@ -64,14 +64,14 @@ def test_same_run_twice_gives_the_same_bits(request_):
     assert (one.folder / "scores.parquet").read_bytes() == (
         two.folder / "scores.parquet"
     ).read_bytes()
-    assert one.record["metrics"] == two.record["metrics"]
+    assert one.record.document["metrics"] == two.record.document["metrics"]
 
 
 def test_resuming_a_finished_run_tells_its_result(request_):
     done = run(request_)
     lines = []
     again = measure(replace(request_, resume=True, output=done.folder), notify=lines.append)
-    assert again.record == done.record and "finished" in lines[0]
+    assert again.record.document == done.record.document and "finished" in lines[0]
 
 
 def other_weights(tensors):
@@ -90,7 +90,7 @@ def test_weights_changed_between_kill_and_resume_are_another_run(request_, demo,
         measure(replace(request, resume=True, output=killed))
     fresh = measure(replace(request, resume=True))
     assert fresh.folder != killed
-    assert fresh.record["metrics"] == measure(request).record["metrics"]
+    assert fresh.record.document["metrics"] == measure(request).record.document["metrics"]
 
 
 def test_another_model_of_the_same_shape_never_gets_a_finished_runs_result(
@@ -103,7 +103,7 @@ def test_another_model_of_the_same_shape_never_gets_a_finished_runs_result(
     other = replace(request_, model=str(model), resume=True)
     second = measure(other)
     assert second.folder != first.folder
-    assert second.record["metrics"]["ppl"] != first.record["metrics"]["ppl"]
+    assert second.record.document["metrics"]["ppl"] != first.record.document["metrics"]["ppl"]
     with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
         measure(replace(other, output=first.folder))
 
@@ -112,7 +112,7 @@ def test_an_unreadable_neighbour_does_not_stop_a_resume(request_):
     for name, text in (("x", "[]"), ("y", "{"), ("z", "{}")):
         (request_.output / name).mkdir(parents=True)
         (request_.output / name / "record.json").write_text(text)
-    assert measure(replace(request_, resume=True)).record["status"] == "done"
+    assert measure(replace(request_, resume=True)).record.document["status"] == "done"
 
 
 def test_code_that_a_checkpoint_brings_is_named_and_not_run(request_, demo, tmp_path):
@@ -120,7 +120,7 @@ def test_code_that_a_checkpoint_brings_is_named_and_not_run(request_, demo, tmp_
     copy_model(demo, model)
     edit_config(model, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     lines: list[str] = []
-    record = measure(replace(request_, model=str(model)), notify=lines.append).record
+    record = measure(replace(request_, model=str(model)), notify=lines.append).record.document
     assert "auto_map" in lines[0] and "LlamaForCausalLM" in lines[0]
     assert record["engine"]["model_class"].endswith("LlamaForCausalLM")
 

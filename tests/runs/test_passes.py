@@ -109,7 +109,7 @@ def test_a_run_goes_on_from_the_last_finished_pass_with_half_the_micro_batch(k, 
         notify=lines.append,
         progress=progress,
     )
-    record, plan = result.record, planned(request_).plan
+    record, plan = result.record.document, planned(request_).plan
     passes = Schedule(PASS, BATCH).passes(plan)
     assert len(passes) > 4
     assert small.begun == [(0, Schedule(PASS, BATCH)), (k, Schedule(PASS, BATCH // 2))]
@@ -137,7 +137,7 @@ def test_a_run_goes_on_from_the_last_finished_pass_with_half_the_micro_batch(k, 
 
 def test_a_run_with_room_says_nothing_of_a_change(request_, engine):
     result, small = run(request_, engine, lambda *_: False)
-    assert "schedule_change" not in result.record and len(small.begun) == 1
+    assert "schedule_change" not in result.record.document and len(small.begun) == 1
 
 
 def twice(number, schedule):
@@ -156,14 +156,14 @@ def test_a_second_time_is_one_error_and_the_run_can_be_resumed(request_, engine)
 
     resumed, small = run(replace(request_, resume=True), engine, lambda *_: False)
     assert small.begun == [(3, Schedule(PASS, 2))]
-    assert resumed.folder == folder and resumed.record["status"] == "done"
-    assert resumed.record["schedule_change"] == record["schedule_change"]
+    assert resumed.folder == folder and resumed.record.document["status"] == "done"
+    assert resumed.record.document["schedule_change"] == record["schedule_change"]
     whole, _ = run(
         request_, engine, lambda number, schedule: number == 1 and schedule.batch_windows == BATCH
     )
     a, b = (r.folder / "scores.parquet" for r in (whole, resumed))
     assert a.read_bytes() == b.read_bytes()
-    assert resumed.record["metrics"] == whole.record["metrics"]
+    assert resumed.record.document["metrics"] == whole.record.document["metrics"]
 
 
 def test_a_resumed_run_that_has_changed_once_does_not_change_again(request_, engine):
@@ -230,10 +230,10 @@ def test_kept_states_are_whole_after_a_change(request_, engine, tmp_path, monkey
     late = Late(engine, lambda *_: False, Schedule(PASS, BATCH))
     result = run_plan(request, open_checkpoint(request.model), planned(request), lambda *_: late)
     # The pass before the failed one, whose states were being written, is not lost.
-    assert result.record["schedule_change"]["after_passes"] == 1
+    assert result.record.document["schedule_change"]["after_passes"] == 1
     compared = measure(replace(request_, reference=str(kept)))
-    assert compared.record["metrics"]["kld"]["value"] < 1e-9
-    assert compared.record["metrics"]["ppl_ratio"]["value"] == pytest.approx(1, abs=1e-6)
+    assert compared.record.document["metrics"]["kld"]["value"] < 1e-9
+    assert compared.record.document["metrics"]["ppl_ratio"]["value"] == pytest.approx(1, abs=1e-6)
 
 
 def test_what_the_failed_pass_held_is_free_when_the_run_goes_on(request_, demo, monkeypatch):
@@ -256,7 +256,7 @@ def test_what_the_failed_pass_held_is_free_when_the_run_goes_on(request_, demo, 
     # It is let go by counting references, not whenever a collection comes.
     gc.disable()
     try:
-        record = measure(request_).record
+        record = measure(request_).record.document
     finally:
         gc.enable()
     assert record["schedule_change"]["reason"] == LINE

@@ -70,8 +70,8 @@ def test_the_seeds_bugs_are_refused_not_averaged(bug, request_):
 
 def test_the_untampered_engine_passes(request_):
     result = run(request_)
-    assert result.record["status"] == "done"
-    assert result.record["metrics"]["ppl"]["n"] == result.record["plan"]["scored"]
+    assert result.record.document["status"] == "done"
+    assert result.record.document["metrics"]["ppl"]["n"] == result.record.document["plan"]["scored"]
 
 
 def test_a_non_finite_score_names_window_and_position(request_):
@@ -93,7 +93,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(request_):
         run(request_, interrupted_after(2))
     resumed = run(replace(request_, resume=True))
     assert resumed.folder != whole.folder
-    assert resumed.record["metrics"] == whole.record["metrics"]
+    assert resumed.record.document["metrics"] == whole.record.document["metrics"]
     a, b = (r.folder / "scores.parquet" for r in (whole, resumed))
     assert a.read_bytes() == b.read_bytes()
     assert {p.name for p in resumed.folder.iterdir()} == {"record.json", "scores.parquet"}
@@ -109,10 +109,10 @@ def test_texts_of_tokens_are_the_same_bytes_after_an_interruption(request_):
     files = [r.folder / "scores.parquet" for r in (plain, whole, resumed)]
     assert files[1].read_bytes() == files[2].read_bytes() != files[0].read_bytes()
     assert (
-        resumed.record["scores"]["token_text"] is True
-        and "token_text" not in plain.record["scores"]
+        resumed.record.document["scores"]["token_text"] is True
+        and "token_text" not in plain.record.document["scores"]
     )
-    assert whole.record["metrics"] == plain.record["metrics"]
+    assert whole.record.document["metrics"] == plain.record.document["metrics"]
     without, table = pq.read_table(files[0]), pq.read_table(files[2])
     assert table.drop_columns("token_text") == without
     tokens = load_tokenizer(Path(request_.model)).backend
@@ -120,7 +120,7 @@ def test_texts_of_tokens_are_the_same_bytes_after_an_interruption(request_):
     pairs = zip(table["target"].to_pylist(), table["token_text"].to_pylist(), strict=True)
     assert all(text == spelled[i] or "<0x" in text for i, text in pairs)
     found = open_run(resumed.folder)
-    assert found.record["metrics"]["ppl"] == plain.record["metrics"]["ppl"]
+    assert found.record.document["metrics"]["ppl"] == plain.record.document["metrics"]["ppl"]
 
 
 def test_texts_are_another_runs(request_):

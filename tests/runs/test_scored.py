@@ -63,10 +63,12 @@ def test_what_follows_from_the_scores_needs_no_engine_and_may_run_in_another_thr
     assert closed == [1] and result.folder == folder
     alone = measure(replace(request_, output=request_.output.with_name("alone")))
     names = "metrics", "scores", "plan", "distribution"
-    assert {n: result.record.get(n) for n in names} == {n: alone.record.get(n) for n in names}
+    assert {n: result.record.document.get(n) for n in names} == {
+        n: alone.record.document.get(n) for n in names
+    }
     scores = [(r.folder / "scores.parquet").read_bytes() for r in (result, alone)]
     assert scores[0] == scores[1]
-    assert load_run(folder)[0]["status"] == "done"
+    assert load_run(folder)[0].document["status"] == "done"
     assert not (folder / "parts").exists() and not (folder / ".lock").exists()
 
 
@@ -138,11 +140,13 @@ def test_the_last_states_are_written_beside_what_follows_from_the_scores(of_kept
     assert not finishing.is_done and read_record(kept.output) == record
     may_write.set()
     result = finishing.result()
-    assert result.record["status"] == "done" and "write" in result.record["seconds"]
+    assert (
+        result.record.document["status"] == "done" and "write" in result.record.document["seconds"]
+    )
     StoredReference(kept.output).check_files()
     monkeypatch.setattr(keeper, "fill_states", own)
     again = measure(replace(kept, output=kept.output.with_name("again")))
-    assert again.record["kept"] == result.record["kept"]
+    assert again.record.document["kept"] == result.record.document["kept"]
     alone = measure(replace(kept, output=kept.output.with_name("alone"), keep=None))
     files = [(r.folder / "scores.parquet").read_bytes() for r in (result, again, alone)]
     assert files[0] == files[1] == files[2]
@@ -172,6 +176,6 @@ def test_last_states_that_can_not_be_written_leave_what_can_be_gone_on_with(of_k
     resumed = measure(replace(kept, resume=True))
     StoredReference(kept.output).check_files()
     whole = measure(replace(kept, output=kept.output.with_name("whole")))
-    assert resumed.record["kept"] == whole.record["kept"]
+    assert resumed.record.document["kept"] == whole.record.document["kept"]
     files = [(r.folder / "scores.parquet").read_bytes() for r in (resumed, whole)]
     assert files[0] == files[1]

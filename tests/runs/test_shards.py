@@ -136,7 +136,7 @@ def test_shards_have_the_whole_runs_scores_and_no_metrics(request_):
 
 
 def test_a_shards_record_says_so_and_has_no_number_of_the_text(request_):
-    record = run(request_, shard="2/3").record
+    record = run(request_, shard="2/3").record.document
     assert record["status"] == "shard" and record["identity"]["shard"] == {"number": 2, "of": 3}
     assert record["shard"]["passes"] == [2, 4] and record["shard"]["of_passes"] == 7
     assert record["shard"]["windows"] == [16, 32]
@@ -247,8 +247,8 @@ def test_any_protocols_shards_make_the_whole_run(demo, tmp_path, protocol):
     found = shards(request, 3, Schedule(6, 3))
     record = merge(found, tmp_path / "merged")
     assert (tmp_path / "merged" / SCORES).read_bytes() == (whole.folder / SCORES).read_bytes()
-    assert record["metrics"] == whole.record["metrics"]
-    assert record["intervals"] == whole.record["intervals"]
+    assert record["metrics"] == whole.record.document["metrics"]
+    assert record["intervals"] == whole.record.document["intervals"]
 
 
 def test_conversations_shards_make_the_whole_run(demo, tmp_path):

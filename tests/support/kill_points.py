@@ -130,7 +130,7 @@ def facts(output: Path) -> dict:
     if record["status"] == "shard":
         list(open_shard(folder).tables())
     else:
-        record = load_run(folder)[0]
+        record = load_run(folder)[0].document
     files = {str(f.relative_to(folder)): f for f in folder.rglob("*") if f.is_file()}
     return {n: f.read_bytes() for n, f in files.items() if n != "record.json"} | {
         name: record.get(name)

@@ -53,7 +53,7 @@ def facts(output: Path) -> dict:
     found = {}
     for entry in manifest["entries"]:
         folder = output / str(entry["folder"])
-        record = load_run(folder)[0]
+        record = load_run(folder)[0].document
         found[entry["model"]] = entry["status"], scores_of(folder), record["metrics"]
     leftovers = sorted(p.name for p in output.rglob("*.scoremode-tmp")) + sorted(
         p.name for p in output.rglob("parts")

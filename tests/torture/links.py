@@ -197,7 +197,7 @@ def _same(ended: Ended, output: Path, world: World, name: str) -> Ended:
         true = true if (true / RECORD).exists() else next(true.iterdir())
         runs = [output] if (output / RECORD).exists() else [f for f, _ in find_runs(output)]
         wanted = json.loads((true / RECORD).read_text(encoding="utf-8"))["metrics"]
-        found = [load_run(one)[0]["metrics"] for one in runs if not _is_spoiled(one)]
+        found = [load_run(one)[0].document["metrics"] for one in runs if not _is_spoiled(one)]
         if wanted not in found or any(one != wanted for one in found):
             raise Failure(f"other numbers: {ended}")
     return ended

@@ -151,7 +151,7 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
     groups = []
     for members in _grouped(runs):
         value = ranked(members)
-        by_folder = {str(run.folder): run.record for run in members}
+        by_folder = {str(run.folder): run.record.document for run in members}
         records = [by_folder[row["folder"]] for row in value["runs"]]
         group = Group(value, records, ())
         commands = joined([reproduction(record) for _, record in group.published])

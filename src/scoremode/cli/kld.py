@@ -83,10 +83,11 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
         result = measured(request, session)
         assert request.gates is not None
         if request.shard is not None:
-            print_run(self, session, result.record, result.folder)
+            print_run(self, session, result.record.document, result.folder)
             return 0
-        judged = request.gates.judge(result.record)
-        shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
+        judged = request.gates.judge(result.record.document)
+        document = result.record.document
+        shown: dict[str, Any] = document | {"gates": [gate.to_json() for gate in judged]}
         print_run(self, session, shown, result.folder)
         if self.llama_cpp_block and self.form != "json":
             _print_block(result, self.form, apart=not self.quiet)
@@ -114,14 +115,14 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
 
 def _print_block(result: "Result", form: str, *, apart: bool) -> None:
     """`apart`: behind a table."""
-    if result.record.get("llama_cpp") is None:
-        print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
+    if result.record.llama_cpp is None:
+        print(f"scoremode: no llama.cpp block: {result.record.llama_cpp_note}", file=sys.stderr)
         return
     from scoremode.report.rendering import preformatted
     from scoremode.results.folders.finished import read_verified
     from scoremode.results.statistics.llama_cpp import block_of
 
-    block = block_of(read_verified(result.folder, result.record)[0])
+    block = block_of(read_verified(result.folder, result.whole)[0])
     assert block is not None
     text = preformatted(block.text()) if form == "markdown" else block.text()
     print("\n" * apart + text)

@@ -49,5 +49,5 @@ class Merge(_Shards, Table, Gates, Command):
             self.runs, folder, gates=gates, command=session.command, notify=session.screen.line
         )
         session.screen.clear()
-        print_run(self, session, record, folder)
-        return exit_code_of(gates.judge(record) if gates else [])
+        print_run(self, session, record.document, folder)
+        return exit_code_of(gates.judge(record.document) if gates else [])

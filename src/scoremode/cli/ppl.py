@@ -23,5 +23,5 @@ class Ppl(Named, Swap, Measurement):
 
     def run(self, session: Session) -> int:
         result = measured(self.request(session), session)
-        print_run(self, session, result.record, result.folder)
+        print_run(self, session, result.record.document, result.folder)
         return 0

@@ -63,7 +63,7 @@ class Reference(Named, Kept, _Export, Measurement):
             kept = StoredReference(folder)
             self._export(kept, file, session)
             if self.form == "json":
-                print_json(kept.record)
+                print_json(kept.record.document)
             return 0
         request = self.request(session)
         if file is not None:
@@ -75,7 +75,7 @@ class Reference(Named, Kept, _Export, Measurement):
         result = measured(request, session)
         if file is not None:
             self._export(StoredReference(result.folder), file, session)
-        print_run(self, session, result.record, result.folder)
+        print_run(self, session, result.record.document, result.folder)
         return 0
 
     def _only_exported(self, folder: Path, session: Session) -> Path:

@@ -58,11 +58,11 @@ class Show(_Run, Table, Gates, Command):
         ):
             if asked and found.kld is None:
                 raise UsageError(f"{self.folder}: has no base, which {flag} needs")
-        judged = gates.judge(found.record) if gates else []
-        shown: dict[str, Any] = dict(found.record)
+        judged = gates.judge(found.record.document) if gates else []
+        shown: dict[str, Any] = dict(found.record.document)
         if self.confident is not None:
             scores = read_verified(self.folder, found.record)
-            shown |= remade(found.record, *scores, self.confident)
+            shown |= remade(found.record.document, *scores, self.confident)
         if self.groups:
             return _print_groups(self, session, shown)
         if judged:
@@ -91,7 +91,7 @@ def _print_groups(spec: Show, session: Session, record: dict[str, Any]) -> int:
 def _worst(spec: Show, session: Session, found: "FinishedRun") -> list[dict[str, Any]]:
     """The run's worst targets: the record's where it has as many, others from the scores."""
     assert spec.worst is not None
-    kept = found.record.get("worst") or []
+    kept = found.record.document.get("worst") or []
     # A list shorter than it might be is whole.
     if spec.worst <= len(kept) or len(kept) < 10:
         return kept[: spec.worst]

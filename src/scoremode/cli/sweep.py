@@ -370,7 +370,7 @@ def _tell(session: Session, quiet: bool, ended: "Ended") -> None:
         if quiet:
             print(f"scoremode: {escaped(line)}", file=sys.stderr)
     else:
-        line = f"{name}: {_numbers(ended.result.record)}"
+        line = f"{name}: {_numbers(ended.result.record.document)}"
     session.screen.line(f"{line} ({ended.number} of {ended.count})")
 
 
@@ -433,7 +433,7 @@ def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
     for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True):
         own = pairs[entry["pair"]]
         under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
-        for gate in gates.judge(result.record) if gates and result else ():
+        for gate in gates.judge(result.record.document) if gates and result else ():
             if not gate.met:
                 missed = True
                 print(f"scoremode: {escaped(entry['model'] + under)}: {gate}", file=sys.stderr)

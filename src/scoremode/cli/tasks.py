@@ -96,7 +96,7 @@ class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engin
         session.clock.begin("text")
         request = request_for(self, session, harness.corpus(), places, judge=harness)
         result = measured(request, session)
-        print_run(self, session, result.record, result.folder)
+        print_run(self, session, result.record.document, result.folder)
         return 0
 
     def _harness(self) -> "tuple[Harness, list[ModelFiles]]":

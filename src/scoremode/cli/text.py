@@ -193,7 +193,7 @@ def text_and_protocol(
     protocol = protocol_of(spec, plan.protocol)
     if not is_kept:
         return corpus_of(spec, session, row_seed(spec)), protocol
-    kept = kept_text(str(folder), stored.record, plan)
+    kept = kept_text(str(folder), stored.record.document, plan)
     asked = spec.num_samples, row_seed(spec)
     if spec.num_samples is not None and asked != (kept.row_limit, kept.row_seed):
         of = "all rows" if kept.row_limit is None else f"{kept.row_limit} rows"

@@ -72,7 +72,7 @@ def measure_variants(
             command=command,
         )
         clock = StageClock(tell=lambda stage, _, of=of: tell(stage, of))
-        records[name] = measure(request, progress=progress, clock=clock).record
+        records[name] = measure(request, progress=progress, clock=clock).record.document
     del records["reference"]
     return records
 

@@ -66,7 +66,7 @@ def replay(reference: StoredReference, device: torch.device) -> Replay:
 
 def _micro_batches(reference: StoredReference) -> Iterator[Span]:
     """Rows of each micro-batch of the first pass."""
-    record, scores = reference.record, reference.scores
+    record, scores = reference.record.document, reference.scores
     if "batch_tokens" in record["schedule"]:
         return _of_conversations(record, reference.plan())
     return _of_windows(record, scores)
@@ -147,5 +147,5 @@ def compare_base(
 def most_apart(reference: StoredReference, logits: str) -> tuple[str, float]:
     """The rms that rounding explains between the stored log-probabilities and repeated ones, in nats,
     and the coarser dtype of their logits, of which `logits` is the repeated ones'."""
-    coarsest = max(logits, logits_of(reference.record["engine"]), key=list(LIMITS).index)
+    coarsest = max(logits, logits_of(reference.record.document["engine"]), key=list(LIMITS).index)
     return coarsest, LIMITS[coarsest].rms

@@ -39,6 +39,7 @@ from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import HEAD, RECORD, TOKENS
 from scoremode.results.folders.tables import LABEL
 from scoremode.results.record.checks import checked_record
+from scoremode.results.record.definition import Done, Invalid
 from scoremode.results.record.section import Section, misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
@@ -74,21 +75,22 @@ class StoredReference:
 
     def __init__(self, path: Path):
         self.path = path
-        self.record = checked_record(path)
-        kept = self.record.get("kept")
-        wanted = "keep" in self.record.get("identity", {})
+        record = checked_record(path)
+        kept = record.document.get("kept")
+        wanted = "keep" in record.document.get("identity", {})
         if kept is None and not wanted:
             raise ReferenceUnusable(
                 f"{path}: is a run that kept no states: scoremode reference makes one that does"
             )
-        if self.record.get("status") == "invalid":
-            raise ReferenceUnusable(f"{path}: ended as invalid: {self.record.get('reason')}")
-        if kept is None or self.record.get("status") != "done":
+        if isinstance(record, Invalid):
+            raise ReferenceUnusable(f"{path}: ended as invalid: {record.reason}")
+        if kept is None or not isinstance(record, Done):
             raise ReferenceUnusable(
-                f"{path}: is not finished (its status is {self.record.get('status')}): "
+                f"{path}: is not finished (its status is {record.status}): "
                 "scoremode reference --resume goes on with it"
             )
-        if found := misfit(self.record, _Proven):
+        self.record = record
+        if found := misfit(record.document, _Proven):
             raise ReferenceUnusable(f"{path / 'record.json'}: {found}")
         self._states, self._head = kept["states"], kept["head"]
         self._check_names(kept)
@@ -100,7 +102,7 @@ class StoredReference:
         self._tokens = kept.get("tokens")
         self.sha256: str = kept["sha256"]
         self.vocabulary: int = self._head["vocabulary"]
-        plan = self.record["plan"]
+        plan = record.document["plan"]
         wanted = reference_sha256(plan["sha256"], self._states, self._head)
         if wanted != self.sha256:
             raise ReferenceUnusable(f"{path / 'record.json'}: was changed: its parts have another "
@@ -128,21 +130,21 @@ class StoredReference:
         """The plan whose targets its states are of, made again from its tokens and Scores."""
         if self._tokens is None:
             raise ReferenceUnusable(f"{self.path}: was kept without its tokens: capture it again")
-        path, wanted = self.path / TOKENS, self.record["plan"]["sha256"]
+        path, wanted = self.path / TOKENS, self.record.plan.sha256
         try:
             data = read_regular(path, MOST_TEXT, links=False)
         except OSError as error:
             raise ReferenceUnusable(f"{path}: {error.strerror}") from None
         _check_sha256(path, sha256(data).hexdigest(), self._tokens["sha256"])
         tokens = np.frombuffer(data, "<i4").astype(np.int32)
-        rules = {k: v for k, v in self.record["protocol"].items() if k != "sha256"}
+        rules = {k: v for k, v in self.record.document["protocol"].items() if k != "sha256"}
         try:
             protocol = Protocol(**rules)
         except TypeError as error:
             raise ReferenceUnusable(
                 f"{self.path}: its protocol is another scoremode's: {error}"
             ) from None
-        plan = kept_plan(tokens, protocol, self.record, lambda: self._columns)
+        plan = kept_plan(tokens, protocol, self.record.document, lambda: self._columns)
         if plan.sha256 != wanted:
             raise ReferenceUnusable(
                 f"{self.path}: its tokens make another plan than its record has (sha256 "

@@ -12,7 +12,7 @@ from scoremode.report.document import (
     printable,
     without_interval,
 )
-from scoremode.results.comparison.comparable import is_held_out
+from scoremode.results.comparison.comparable import HELD_OUT
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
 
@@ -378,7 +378,7 @@ def text_words(corpus: Mapping[str, Any]) -> str:
 def calibration_rows(record: Mapping[str, Any], *, held_out: bool = False) -> list[tuple[str, str]]:
     """A row on a text that is not held out, or on one that is where `held_out` asks for that."""
     found = record.get("calibration")
-    if found is None or is_held_out(found) != held_out:
+    if found is None or (found["share"] <= HELD_OUT) != held_out:
         return []
     return [("held out" if held_out else "NOT HELD OUT", _calibration_words(found))]
 

@@ -160,7 +160,7 @@ def _base_of(
 
     path = Path(reference)
     if is_run(path):
-        stored = StoredReference(path).record["checkpoint"]
+        stored = StoredReference(path).record.document["checkpoint"]
         return stored["path"], None, stored["fingerprint"]
     if is_logits_file(path):
         raise UsageError(

@@ -11,6 +11,8 @@ from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_
 from scoremode.engines.base import Options
 from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
+from scoremode.results.record.checks import check_done
+from scoremode.results.record.definition import Done, Record
 from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.results.statistics.windows import Estimate
 from scoremode.text.calibration import Calibration
@@ -174,7 +176,12 @@ class Result:
     """A run's folder and its record."""
 
     folder: Path
-    record: dict[str, Any]
+    record: Record
+
+    @property
+    def whole(self) -> Done:
+        """The record of a whole run. Raises RunFolderError for a shard."""
+        return check_done(self.folder, self.record)
 
 
 def check_request(request: Request) -> None:

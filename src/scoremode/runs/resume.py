@@ -16,6 +16,7 @@ from scoremode.results.record.checks import (
     check_seal,
     checked_record,
 )
+from scoremode.results.record.definition import Done, Invalid, Record, Running, ShardDone
 from scoremode.results.record.differences import first_difference
 from scoremode.results.scores import Scores, check
 from scoremode.runs.context import RunContext
@@ -23,9 +24,7 @@ from scoremode.runs.shards import shard_section, share_of
 from scoremode.text.plan import Plan
 
 
-def find_earlier(
-    context: RunContext, identity: Mapping[str, Any]
-) -> tuple[Path, dict[str, Any]] | None:
+def find_earlier(context: RunContext, identity: Mapping[str, Any]) -> tuple[Path, Record] | None:
     """The run to go on with, or that is finished already: same identity, same weights.
 
     The user is told of records beside it that can't be read. Raises RunFolderError where the request's
@@ -36,34 +35,39 @@ def find_earlier(
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
         record = checked_record(output)
-        if differing := first_difference("", record.get("identity"), dict(identity)):
+        if differing := first_difference("", record.document.get("identity"), dict(identity)):
             field, theirs, ours = differing
             raise RunFolderError(
                 f"{output}: is another run: its {field} is {_short(theirs)}, this one's {_short(ours)}"
             )
-        if record["status"] == "invalid":
-            raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
+        if isinstance(record, Invalid):
+            raise RunFolderError(f"{output}: that run ended as invalid: {record.reason}")
         for section, files in _hashes(context).items():
-            check_files(output, record, section, files)
+            check_files(output, record.document, section, files)
         return output, record
     if not resume or not output.is_dir():
         return None
-    same = [(f, r) for f, r in find_runs(output, context.notify) if r.get("identity") == identity]
+    same = [
+        (folder, check_record(document, folder / RECORD))
+        for folder, document in find_runs(output, context.notify)
+        if document.get("identity") == identity
+    ]
     if not same:
         return None
     for folder, record in same:
-        check_record(record, folder / RECORD)
         check_seal(record, folder / RECORD)
     # The identity is of headers only: two quantizations of one model share it.
     files = _hashes(context)
     ours: dict[str, Any] = {"checkpoint": {"path": context.checkpoint.place}}
     if context.baseline is not None:
         ours["reference"] = context.baseline.section()
-    for status in ("running", "done", "shard"):
+    for kind in (Running, Done, ShardDone):
         for folder, record in same:
-            if record["status"] == status and all(
+            if isinstance(record, kind) and all(
                 _is_of(
-                    files_section(record, section), now, files_section(ours, section).get("path")
+                    files_section(record.document, section),
+                    now,
+                    files_section(ours, section).get("path"),
                 )
                 for section, now in files.items()
             ):
@@ -91,7 +95,7 @@ def check_files(
             )
 
 
-def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
+def go_on(path: Path, record: Record) -> tuple[RunFolder, dict[str, Any]]:
     """The folder of a running run, locked, without what is behind its last whole pass; its record.
 
     A pass that a kill interrupts is not in the record. One whose file somebody removed is to be scored
@@ -103,9 +107,10 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
     folder = RunFolder.open(path)
     try:
         # Until it was locked, another process may have written.
-        if checked_record(path) != record:
+        if checked_record(path).sha256 != record.sha256:
             raise RunFolderError(f"{path}: another process has just written this run")
-        parts = record["parts"]
+        document = record.document
+        parts = document["parts"]
         there = [
             os.path.lexists(folder.part_path(i))
             and ("states" not in part or os.path.lexists(path / name_of(i)))
@@ -113,11 +118,11 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
         ]
         whole = next((i for i, found in enumerate(there) if not found), len(parts))
         folder.keep_parts(len(parts), whole)
-        record["parts"] = parts[:whole]
+        document["parts"] = parts[:whole]
     except BaseException:
         folder.close()
         raise
-    return folder, record
+    return folder, document
 
 
 def check_earlier(context: RunContext, folder: RunFolder, record: dict[str, Any]) -> None:

@@ -15,7 +15,13 @@ from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerErr
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
 from scoremode.results.record.checks import unlike_dtypes
-from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
+from scoremode.results.record.definition import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    Record,
+    Running,
+    read_document,
+)
 from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.checks import open_shard
 from scoremode.runs.context import EngineFactory, RunContext, agree, identity_of
@@ -91,7 +97,7 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     clock.begin("check" if request.resume else "engine")
     floor = _noise_floor(context)
     earlier = find_earlier(context, identity)
-    if earlier and earlier[1]["status"] != "running":
+    if earlier and not isinstance(earlier[1], Running):
         notify(f"already finished: {earlier[0]}")
         return partial(_finished_before, request, *earlier)
     if request.resume is True and not earlier:
@@ -147,7 +153,7 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
     }
 
 
-def _finished_before(request: Request, folder: Path, record: dict[str, Any]) -> Result:
+def _finished_before(request: Request, folder: Path, record: Record) -> Result:
     """The result of a run that was done before, from its Scores, its folder cleared of what a kill left
     there. Raises RunFolderError."""
     tidy(folder)
@@ -242,7 +248,7 @@ class ScoredRun:
             folder.write_record(record)
             folder.drop_parts()
         self._release()
-        return Result(folder.path, record)
+        return Result(folder.path, read_document(record))
 
     @contextmanager
     def _left_whole(self) -> Iterator[None]:

@@ -270,10 +270,10 @@ def test_a_real_lack_of_memory_halves_the_micro_batch(request_, many_passes, mon
 
     monkeypatch.setattr(TorchEngine, "_run_layers", greedy)
     result = measure(request_)
-    change = result.record["schedule_change"]
+    change = result.record.document["schedule_change"]
     assert change["after_passes"] == 2 and change["batch_windows_before"] == 4
     assert "out of memory" in change["reason"] and "\n" not in change["reason"]
-    assert result.record["schedule"] == {"pass_windows": 8, "batch_windows": 2}
+    assert result.record.document["schedule"] == {"pass_windows": 8, "batch_windows": 2}
     assert [size for size, _ in seen[:4]] == [4, 4, 4, 2]
     # What the failed pass had allocated is free again.
     assert seen[3][1] - seen[2][1] < 1 << 26
@@ -306,13 +306,13 @@ def test_stored_and_live_bases_give_the_same_bits(name, request_, folder, tmp_pa
     stored, live = (read_scores(r.folder) for r in results)
     assert_same(stored, live)
     assert stored.against is not None and stored.against.jsd is not None
-    assert results[0].record["metrics"] == results[1].record["metrics"]
-    assert results[0].record["reference"]["replay"]["bitwise"]
+    assert results[0].record.document["metrics"] == results[1].record.document["metrics"]
+    assert results[0].record.document["reference"]["replay"]["bitwise"]
     kld = [np.abs(c).max() for c in (stored.against.kld, stored.against.kld_reverse)]
     if name == "dense":
         assert kld == [0, 0] and not stored.against.jsd.any()
         assert np.array_equal(stored.logprob, stored.against.base_logprob)
-        assert results[0].record["metrics"]["ppl_ratio"]["value"] == 1.0
+        assert results[0].record.document["metrics"]["ppl_ratio"]["value"] == 1.0
     else:
         assert min(kld) > 0.01 and (stored.against.kld > -1e-6).all()
 

@@ -65,7 +65,7 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
                 if "reference" in run:
                     more["reference"] = str(references / run["reference"])
                 result = measure.measure(request(start["model"], options, output, **more))
-                facts["records"][name] = result.record
+                facts["records"][name] = result.record.document
                 scores = read_scores(result.folder)
                 columns |= {f"{name}/{k}": v for k, v in scores.columns().items()}
     finally:

@@ -65,8 +65,10 @@ def test_a_base_is_not_apart_from_itself(process, kept, ran):
 def test_captured_states_are_those_that_our_engine_computes(process, kept, ran, references):
     ran(process, "base")
     ours, theirs = (StoredReference(references / name) for name in (kept, "torch"))
-    assert len(ours.record["kept"]["states"]["files"]) > 1, "one pass proves no order of passes"
-    rows = [(0, ours.record["plan"]["scored"])]
+    assert len(ours.record.document["kept"]["states"]["files"]) > 1, (
+        "one pass proves no order of passes"
+    )
+    rows = [(0, ours.record.document["plan"]["scored"])]
     a, b = (r.states(rows).double() for r in (ours, theirs))
     assert a.shape == b.shape and ours.dtype == theirs.dtype == getattr(torch, SERVED)
     apart = (a - b).norm(dim=1) / b.norm(dim=1)

@@ -189,7 +189,7 @@ def test_a_run_has_its_sizes_and_format(made_report):
 def test_a_noise_floor_is_told(made_report):
     summary = summarized(made_report.folders["b"], [])
     floor = {"value": 1e-4, "ci95": None, "n": 5, "note": "few"}
-    summary.run.record["noise_floor"] = {"words": "again", "kld": floor, "resolves": True}
+    summary.run.record.document["noise_floor"] = {"words": "again", "kld": floor, "resolves": True}
     noise = run_of(summary, "r", 0, "b", {}, of_base=False)["noise"]
     assert noise == {"value": 1e-4, "lower": None, "upper": None, "n": 5, "note": "few"}
 

@@ -31,17 +31,17 @@ def audit(whole, tmp_path):
 
 def test_a_true_record_is_sound(audit, whole):
     sound, wrong = audit(lambda _: None)
-    assert sound == read_record(whole) and wrong == []
+    assert sound.document == read_record(whole) and wrong == []
 
 
-def test_every_section_that_is_wrong_is_told_and_left_out(audit):
+def test_every_section_that_is_wrong_is_told(audit):
     def change(record):
         record.update(checkpoint=[], plan=None)
         record["metrics"]["ppl"]["value"] = "4"
         del record["engine"]
 
     sound, wrong = audit(change)
-    assert sound is not None and not {"checkpoint", "plan", "metrics"} & sound.keys()
+    assert sound is None
     said = " ".join(f.words for f in wrong)
     for words in ("checkpoint is []", "plan is None", "metrics.ppl.value is '4'", "has no engine"):
         assert words in said

@@ -3,22 +3,17 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from scoremode.results.comparison.comparable import is_held_out, not_held_out
-
-
-def test_one_per_cent_is_held_out_and_more_is_not():
-    assert is_held_out({"share": 0.01}) and not is_held_out({"share": 0.0101})
+from scoremode.results.comparison.comparable import not_held_out
 
 
 def test_runs_are_noted_by_folder():
-    section = {"share": 0.5, "name": "c4.jsonl"}
-    runs = [
-        SimpleNamespace(folder=Path("a"), record={}),
-        SimpleNamespace(folder=Path("b"), record={"calibration": section}),
-        SimpleNamespace(folder=Path("c"), record={"calibration": section | {"share": 0.0}}),
-    ]
+    def run(folder, share):
+        section = share and SimpleNamespace(share=share, name="c4.jsonl")
+        return SimpleNamespace(folder=Path(folder), record=SimpleNamespace(calibration=section))
+
+    runs = [run("a", None), run("b", 0.0101), run("c", 0.01)]
     (note,) = not_held_out(runs)  # pyright: ignore[reportArgumentType]
     assert (
         note
-        == "b is not held out: 50.00% of its targets stand in c4.jsonl, too, its calibration text"
+        == "b is not held out: 1.01% of its targets stand in c4.jsonl, too, its calibration text"
     )

@@ -10,8 +10,9 @@ from support.run_folders import scores_of, write_run
 
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.finished import open_run, read_verified
-from scoremode.results.folders.store import read_columns, read_record
+from scoremode.results.folders.store import read_columns
 from scoremode.results.folders.tables import read_parquet, row_groups
+from scoremode.results.record.checks import check_done, checked_record
 
 
 def written(path, **columns):
@@ -51,8 +52,8 @@ def test_texts_of_a_run_are_read_and_change_no_number(tmp_path):
     plain = write_run(tmp_path / "plain", scores)
     extras = {"token_text": texts_of(scores.target)}
     folder = write_run(tmp_path / "x", scores, extras=extras, changes={"scores.token_text": True})
-    assert open_run(folder).record["metrics"] == open_run(plain).record["metrics"]
-    _, read = read_verified(folder, read_record(folder))
+    assert open_run(folder).record.document["metrics"] == open_run(plain).record.document["metrics"]
+    _, read = read_verified(folder, check_done(folder, checked_record(folder)))
     assert (read["token_text"] == extras["token_text"]).all()
 
 

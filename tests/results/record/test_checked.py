@@ -48,14 +48,14 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
     path = data.draw(st.sampled_from(paths(record)))
     other = changed(record, path, how, junk)
     try:
-        found = load_run(with_record(spoiled, other))[0]
+        found = load_run(with_record(spoiled, other))[0].document
     except ScoremodeError as error:
         line = str(error)
         assert str(spoiled) in line and "\n" not in line
     else:
         # Nothing was changed, then: 1 for true, or 2.0 for 2, are the same to Python and not to JSON.
         assert json.dumps(other, sort_keys=True) == json.dumps(record, sort_keys=True)
-        assert found == load_run(whole)[0]
+        assert found == load_run(whole)[0].document
 
 
 @MUTATIONS
@@ -63,7 +63,7 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
 def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, junk):
     """By somebody who knew how: it is refused, or all tables can be made, and what they show is what
     the scores give."""
-    true = load_run(whole)[0]
+    true = load_run(whole)[0].document
     record = read_record(whole)
     path = data.draw(st.sampled_from(paths(record)))
     # Blocks of a bootstrap, and so the intervals' widths, are as long as the record says.
@@ -72,7 +72,7 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
         other["sha256"] = seal_of(other)
     with_record(spoiled, other)
     try:
-        found = load_run(spoiled)[0]
+        found = load_run(spoiled)[0].document
         value = ranking([spoiled])
         tables = [document_text(kld_document(found, spoiled))]
         tables += [make(value) for make in (compare_document, compare_document, compare_document)]
@@ -103,11 +103,12 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     """Each removed, of another type, or one too many, and sealed anew by somebody who knew how."""
     folder = Path(shutil.copytree(real_runs[kind], tmp_path / "run"))
     record = read_record(folder)
-    shown(folder, load_run(folder)[0])
+    shown(folder, load_run(folder)[0].document)
     true = load_run(folder)
+    made = true[0].document
     # They are the same for the same scores, and take longer than all else.
     monkeypatch.setattr(
-        finished, "check_numbers", lambda *_: {k: true[0][k] for k in MADE & true[0].keys()}
+        finished, "check_numbers", lambda *_: {k: made[k] for k in MADE & made.keys()}
     )
     monkeypatch.setattr(finished, "read_verified", lambda *_: (true[1], {}))
     passed = 0
@@ -116,7 +117,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
         try:
             check_record(other, folder / "record.json")
             with_record(folder, other)
-            shown(folder, load_run(folder)[0])
+            shown(folder, load_run(folder)[0].document)
         except ScoremodeError as error:
             assert "\n" not in str(error), words
         except Exception as error:

@@ -33,7 +33,7 @@ def true(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("field", EDITS)
 def test_a_sealed_record_of_another_plan_is_refused(field, true, tmp_path):
-    record = load_run(true)[0]
+    record = load_run(true)[0].document
     section, _, key = field.partition(".")
     assert record[section][key] != EDITS[field]
     # What was written of the protocol and the plan otherwise.
@@ -77,7 +77,7 @@ def test_the_shards_that_a_run_was_merged_of_share_out_its_windows(true, tmp_pat
             "seconds": {"total": 1.0}}  # fmt: skip
     shards = [same | shard for shard in shards]
     folder = write_run(tmp_path / "merged", scores, changes={"merged": {"shards": shards}})
-    assert load_run(folder)[0]["merged"]["shards"] == shards
+    assert load_run(folder)[0].document["merged"]["shards"] == shards
     for number, (name, value) in enumerate(
         [("windows", [0, 21]), ("windows", [1, 20]), ("targets", cut + 1), ("windows", [0, 19])]
     ):

@@ -39,12 +39,12 @@ def test_any_number_of_shards_makes_the_bytes_and_numbers_of_one_process(of, who
     merged = tmp_path / "merged"
     assert (merged / SCORES).read_bytes() == (whole.folder / SCORES).read_bytes()
     assert sorted(p.name for p in merged.iterdir()) == [RECORD, SCORES]
-    ours, theirs = untimed(record), untimed(whole.record)
+    ours, theirs = untimed(record.document), untimed(whole.record.document)
     assert {k for k in ours if ours[k] != theirs.get(k)} == {"engine", "merged"}
     assert ours.keys() - theirs.keys() == {"merged"}
     # Read as any run, which makes every number again.
-    assert load_run(merged)[0]["metrics"] == whole.record["metrics"]
-    told = record["merged"]["shards"]
+    assert load_run(merged)[0].document["metrics"] == whole.record.document["metrics"]
+    told = record.document["merged"]["shards"]
     assert [each["run"] for each in told] == [folder.name for folder in found]
     assert [each["number"] for each in told] == list(range(1, of + 1))
     for folder, each in zip(found, told, strict=True):
@@ -60,14 +60,14 @@ def test_the_order_of_shards_changes_nothing_and_twice_is_the_same(three, tmp_pa
     one = merge(three, first)
     other = merge(three[::-1], second)
     assert (first / SCORES).read_bytes() == (second / SCORES).read_bytes()
-    assert untimed(one) == untimed(other)
+    assert untimed(one.document) == untimed(other.document)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(5, 2), Schedule(1, 1), Schedule(100, 4)])
 def test_other_schedules_are_shared_out_as_well(schedule, demo, tmp_path):
     request = asked(demo, tmp_path / "runs", 1500)
     one = run(request, schedule, output=tmp_path / "whole")
-    passes = -(-one.record["plan"]["windows"] // schedule.pass_windows)
+    passes = -(-one.record.document["plan"]["windows"] // schedule.pass_windows)
     for of in {1, min(2, passes), passes}:
         found = shards(request, of, schedule, output=tmp_path / f"{of}")
         merge(found, tmp_path / f"merged-{of}")
@@ -81,7 +81,7 @@ def test_longer_passes_make_the_same_columns_where_shards_fit(demo, tmp_path):
     request = asked(demo, tmp_path / "runs", 8800)
     twice = replace(SCHEDULE, pass_windows=16)
     one = run(request, SCHEDULE, output=tmp_path / "whole")
-    windows = one.record["plan"]["windows"]
+    windows = one.record.document["plan"]["windows"]
     assert windows // 8 == 6, windows
     first = run(request, twice, "1/3", output=tmp_path / "a").folder
     rest = [run(request, SCHEDULE, f"{i}/3", output=tmp_path / "b").folder for i in (2, 3)]
@@ -343,8 +343,8 @@ def test_long_windows_in_chunks_make_the_same_bytes(demo, tmp_path):
     found = shards(asked_for, 2, schedule)
     record = merge(found, tmp_path / "merged")
     assert (tmp_path / "merged" / SCORES).read_bytes() == (whole.folder / SCORES).read_bytes()
-    assert record["breakdown"]["depth"] == whole.record["breakdown"]["depth"]
-    assert record["schedule"]["chunk_tokens"] == 2048
+    assert record.document["breakdown"]["depth"] == whole.record.document["breakdown"]["depth"]
+    assert record.document["schedule"]["chunk_tokens"] == 2048
     otherwise = run(asked_for, Schedule(1, 1, chunk_tokens=1024), "2/2", output=tmp_path / "b")
     words = refusal(merge, [found[0], otherwise.folder], tmp_path / "m")
     assert "its micro-batches are not those of" in words and "chunk_tokens 1024" in words

@@ -1,10 +1,11 @@
 """The record of a merged run: sums of work, joined replays, and the worst targets of all."""
 
-import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.comparisons import made, overlapping
+from support.records import with_fields
 from support.shard_runs import asked, shards
 
 from scoremode.results.scores import Scores
@@ -23,7 +24,7 @@ def opened(demo, tmp_path_factory):
 @pytest.fixture
 def own(opened):
     """Shards whose records a test may change."""
-    return [type(each)(each.folder, copy.deepcopy(each.record)) for each in opened]
+    return [replace(each, record=with_fields(each.record, {})) for each in opened]
 
 
 def _worst(scores: Scores):
@@ -38,10 +39,10 @@ def merged(own, scores=None):
 
 def test_work_adds_up_and_each_process_is_told(own):
     for i, each in enumerate(own):
-        each.record["engine"] |= {"tokens": 10 * (i + 1), "peak_bytes": 100 - i}
-        each.record["engine"]["seconds"] = {"load": 1.5, "layers": float(i)}
-        each.record["seconds"] = {"score": 2.0 * i, "write": 0.5, "total": 4.0}
-    del own[1].record["engine"]["seconds"]["load"]
+        each.record.document["engine"] |= {"tokens": 10 * (i + 1), "peak_bytes": 100 - i}
+        each.record.document["engine"]["seconds"] = {"load": 1.5, "layers": float(i)}
+        each.record.document["seconds"] = {"score": 2.0 * i, "write": 0.5, "total": 4.0}
+    del own[1].record.document["engine"]["seconds"]["load"]
     record = merged(own)
     engine = record["engine"]
     assert engine["tokens"] == 60 and engine["peak_bytes"] == 100
@@ -53,7 +54,7 @@ def test_work_adds_up_and_each_process_is_told(own):
 
 
 def test_the_processes_of_a_shard_are_told_with_their_shard(own):
-    own[1].record["engine"]["devices"] = [
+    own[1].record.document["engine"]["devices"] = [
         {"rank": 0, "device": "cuda:0", "tokens": 1},
         {"rank": 1, "device": "cuda:1", "tokens": 2},
     ]
@@ -74,8 +75,8 @@ def test_replays_are_joined_by_their_rows(own):
         {"rows": 1, "bitwise": False, "rms": 0.2, "worst": 0.2},
     ]
     for each, replay in zip(own, replays, strict=True):
-        each.record["reference"] = {"kind": "stored", "source": "ref", "replay": replay}
-        each.record["reference"]["replay_at_load"] = None
+        each.record.document["reference"] = {"kind": "stored", "source": "ref", "replay": replay}
+        each.record.document["reference"]["replay_at_load"] = None
     found = merged(own)["reference"]
     assert found["replay"] == {
         "rows": 4,
@@ -88,10 +89,10 @@ def test_replays_are_joined_by_their_rows(own):
 
 def test_the_work_of_a_base_beside_adds_up_too(own):
     for each in own:
-        engine = each.record["engine"]
-        each.record["reference"] = {"kind": "model", "source": "b", "engine": dict(engine)}
+        engine = each.record.document["engine"]
+        each.record.document["reference"] = {"kind": "model", "source": "b", "engine": dict(engine)}
     found = merged(own)["reference"]["engine"]
-    assert found["tokens"] == sum(each.record["engine"]["tokens"] for each in own)
+    assert found["tokens"] == sum(each.record.document["engine"]["tokens"] for each in own)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,10 +106,10 @@ def test_the_worst_targets_of_all_have_the_texts_of_their_shard(own, of, seed):
     for each, begin, end in zip(own[:of], edges, edges[1:], strict=False):
         part = Scores.from_columns({k: v[begin:end] for k, v in whole.columns().items()})
         facts = _worst(part)
-        each.record["worst"] = [
+        each.record.document["worst"] = [
             f | {"target_text": f"{f['window']} {f['position']}"} for f in facts
         ]
-        each.record["reference"] = {"kind": "stored", "source": "ref"}
+        each.record.document["reference"] = {"kind": "stored", "source": "ref"}
     found = merged(own[:of], whole)["worst"]
     wanted = _worst(whole)
     assert [{k: f[k] for k in w} for f, w in zip(found, wanted, strict=True)] == wanted

@@ -26,7 +26,7 @@ def test_a_shard_is_read_as_it_was_written(one):
     opened = open_shard(one)
     assert opened.shard == Shard(2, 3) and opened.title == f"{one} (shard 2/3)"
     tables = list(opened.tables())
-    begin, behind = opened.record["shard"]["passes"]
+    begin, behind = opened.record.document["shard"]["passes"]
     # A row group a pass, as a whole run has them.
     assert len(tables) == behind - begin
     whole = pa.concat_tables(tables)
@@ -44,7 +44,7 @@ def test_parts_that_a_kill_left_behind_are_nothing_of_the_shard(one, tmp_path):
     folder = shutil.copytree(one, tmp_path / "left")
     (folder / "parts").mkdir()
     (folder / "parts" / "00000.parquet").write_bytes(b"old")
-    assert open_shard(folder).record == open_shard(one).record
+    assert open_shard(folder).record.document == open_shard(one).record.document
     assert sorted(p.name for p in folder.iterdir()) == ["parts", RECORD, SCORES]
 
 

@@ -46,7 +46,7 @@ def test_progress_ends_where_it_says_and_files_are_the_attribution(request_of):
     assert sum(done) == pytest.approx(sum(totals), rel=0.2)
     value = read_attribution(file_of(found.folder, "kind", "json"))
     assert value == found.attribution and value["by"] == "kind" and value["unfit"] == []
-    file, rows = value["columns"], found.record["plan"]["scored"]
+    file, rows = value["columns"], found.record.document["plan"]["scored"]
     units = len(value["units"])
     columns = read_attributed(found.folder / file["name"], file["sha256"], rows, units)
     assert all(len(column) == value["columns"]["rows"] for column in columns.values())
@@ -63,9 +63,9 @@ def test_evaluations_that_weigh_otherwise_do_so_here_too(request_of):
         replace(asked, protocol=preset("hf-strided").override(context_length=64, stride=32)),
         "layer",
     )
-    whole = found.record["metrics"]["kld"]
+    whole = found.record.document["metrics"]["kld"]
     assert found.attribution["kld"] == whole
-    sha256, rows = found.attribution["columns"]["sha256"], found.record["plan"]["scored"]
+    sha256, rows = found.attribution["columns"]["sha256"], found.record.document["plan"]["scored"]
     path, units = found.folder / "attribution-layer.parquet", len(found.attribution["units"])
     columns = read_attributed(path, sha256, rows, units)
     weight = columns["weight"]

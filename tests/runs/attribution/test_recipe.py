@@ -61,14 +61,16 @@ def test_the_choice_fits_and_beats_the_uniform_quant_of_its_size(found):
 
 def test_what_was_measured_is_what_was_chosen(found):
     """By the run's own record: so many modules of each format, and the bits of all."""
-    formats = {label: f["modules"] for label, f in found.record["checkpoint"]["formats"].items()}
+    formats = {
+        label: f["modules"] for label, f in found.record.document["checkpoint"]["formats"].items()
+    }
     wanted: dict[str, int] = {}
     for choice in found.value["choices"]:
         wanted[choice["format"]] = wanted.get(choice["format"], 0) + 3
     assert {label: formats[label] for label in wanted if label != "bf16"} == {
         label: n for label, n in wanted.items() if label != "bf16"
     }
-    bits = found.record["checkpoint"]["bits_per_weight"]["body"]
+    bits = found.record.document["checkpoint"]["bits_per_weight"]["body"]
     assert bits == found.value["bits_per_weight"]
 
 
@@ -116,7 +118,7 @@ def test_bits_are_the_records_to_the_last(demo, asked, tmp_path, ordered):
         search(asked, [], whole - 1e-3, "kind")
     for budget in (whole, whole + 1):
         found = search(asked, [str(models[1])], budget, "kind")
-        bits = found.record["checkpoint"]["bits_per_weight"]["body"]
+        bits = found.record.document["checkpoint"]["bits_per_weight"]["body"]
         assert found.value["bits_per_weight"] == bits <= budget
         sizes = {c["name"]: c["bits_per_weight"] for c in found.value["candidates"]}
         assert sizes == {
@@ -187,6 +189,6 @@ def test_quants_that_leave_different_modules_dense(by, demo, quants, asked, tmp_
         body = record["checkpoint"]["bits_per_weight"]["body"]
         assert candidate["bits_per_weight"] == pytest.approx(body), folder
     assert {choice["from"] for choice in value["choices"]} >= {"four", "three"}
-    body = found.record["checkpoint"]["bits_per_weight"]["body"]
+    body = found.record.document["checkpoint"]["bits_per_weight"]["body"]
     assert value["bits_per_weight"] == pytest.approx(body) and body <= 5.2
     assert value["measured"]["value"] == pytest.approx(value["predicted"], rel=0.3)

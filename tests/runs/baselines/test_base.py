@@ -11,8 +11,10 @@ from scoremode.runs.measure import measure
 def test_how_windows_are_grouped_makes_no_other_base(kept, base, quant, text, tmp_path):
     """Nor how much memory there is: runs against it are still ranked together."""
     options = TorchOptions(device="cpu", dtype="bfloat16", batch_windows=3)
-    other = measure(request(quant, text, tmp_path, reference=str(base), options=options)).record
-    stored = measure(request(quant, text, tmp_path, reference=str(kept))).record
+    other = measure(
+        request(quant, text, tmp_path, reference=str(base), options=options)
+    ).record.document
+    stored = measure(request(quant, text, tmp_path, reference=str(kept))).record.document
     assert other["reference"]["sha256"] == stored["reference"]["sha256"]
     # bf16 products by AMX round otherwise where a micro-batch has other rows.
     kld, wanted = (r["metrics"]["kld"]["value"] for r in (other, stored))

@@ -34,7 +34,7 @@ def test_a_live_bases_other_weights_are_another_run(base, quant, text, tmp_path)
     edit_tensors(model, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
     second = measure(ask)
     assert second.folder != first.folder
-    assert second.record["metrics"]["kld"] != first.record["metrics"]["kld"]
+    assert second.record.document["metrics"]["kld"] != first.record.document["metrics"]["kld"]
     with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
         measure(replace(ask, output=first.folder))
 
@@ -106,7 +106,7 @@ def test_a_model_is_no_distance_from_its_own_decoded_weights(packed_and_dense, t
     """A base runs in its model's dtype, whatever its config says, unless told otherwise."""
     packed, dense = map(str, packed_and_dense)
     asked = request(Path(packed), text[:1500], tmp_path / "runs", options=AUTO, reference=dense)
-    record = measure(asked).record
+    record = measure(asked).record.document
     assert record["engine"]["dtype"] == record["reference"]["engine"]["dtype"] == "bfloat16"
     assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
     assert record["reference"]["arithmetic"] is None
@@ -116,9 +116,9 @@ def test_a_model_is_no_distance_from_its_own_decoded_weights(packed_and_dense, t
         (str(tmp_path / "missing"), packed, dense), (asked,), tmp_path / "swept", ()
     )
     _, first, second = run_sweep(swept).results
-    assert first is not None and first.record["metrics"]["kld"]["value"] == 0
-    assert second is not None and second.record["metrics"]["kld"]["value"] > 0
-    assert second.record["reference"]["arithmetic"] == (
+    assert first is not None and first.record.document["metrics"]["kld"]["value"] == 0
+    assert second is not None and second.record.document["metrics"]["kld"]["value"] > 0
+    assert second.record.document["reference"]["arithmetic"] == (
         "base in bfloat16, model in float32: part of the divergence is arithmetic"
     )
 
@@ -130,7 +130,7 @@ def test_a_reference_that_was_kept_in_another_dtype_is_named(packed_and_dense, t
     run = measure(
         replace(plain, model=str(packed), output=tmp_path / "runs", keep=None, reference=str(kept))
     )
-    record = load_run(run.folder)[0]
+    record = load_run(run.folder)[0].document
     assert record["metrics"]["kld"]["value"] > 0
     assert record["reference"]["arithmetic"] == UNLIKE
     for shown in (

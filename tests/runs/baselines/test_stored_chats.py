@@ -47,7 +47,7 @@ def chat_request(chats: Path, output: Path, **more) -> Request:
 def kept_chats(chats, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("kept") / "reference"
     asked = chat_request(chats, folder, model=str(chats / "base"), keep="stored")
-    record = measure(asked).record
+    record = measure(asked).record.document
     assert len(record["kept"]["states"]["files"]) > 1 and record["schedule"]["pads"]
     return folder
 
@@ -70,29 +70,31 @@ def test_conversations_against_a_kept_base_give_the_bits_of_a_live_one(
             else (column == ours[name]).all()
         )
         assert same, name
-    assert rules or kept.record["reference"]["replay"]["bitwise"]
-    assert kept.record["reference"]["replay_at_load"]["bitwise"]
+    assert rules or kept.record.document["reference"]["replay"]["bitwise"]
+    assert kept.record.document["reference"]["replay_at_load"]["bitwise"]
     if rules:
-        assert kept.record["stopping"]["after"] == live.record["stopping"]["after"]
-        looks = [look["windows"] for look in live.record["stopping"]["looks"]]
+        assert (
+            kept.record.document["stopping"]["after"] == live.record.document["stopping"]["after"]
+        )
+        looks = [look["windows"] for look in live.record.document["stopping"]["looks"]]
         # After whole conversations: 32 of 40, and all of them.
-        assert looks[-1] == live.record["plan"]["windows"] > 40 and len(looks) == 2
+        assert looks[-1] == live.record.document["plan"]["windows"] > 40 and len(looks) == 2
     else:
-        assert kept.record["breakdown"] == live.record["breakdown"]
+        assert kept.record.document["breakdown"] == live.record.document["breakdown"]
 
 
 def test_the_plan_of_kept_conversations_is_the_one_that_was_scored(chats, kept_chats):
     stored = StoredReference(kept_chats)
     plan, made = stored.plan(), chat_request(chats, kept_chats)
     wanted = plan_text(made.corpus, made.protocol, model=str(chats / "quant")).plan
-    assert plan.sha256 == wanted.sha256 == stored.record["plan"]["sha256"]
+    assert plan.sha256 == wanted.sha256 == stored.record.document["plan"]["sha256"]
     for name in ("start", "stop", "first", "conversation", "counts", "tokens"):
         assert np.array_equal(getattr(plan, name), getattr(wanted, name)), name
     assert plan.labels is not None and wanted.labels is not None
     index = plan.targets()[2]
     assert plan.labels.sha256(index) == wanted.labels.sha256(index)
     # Its own text, for a run that names none.
-    text = kept_text(str(kept_chats), stored.record, plan)
+    text = kept_text(str(kept_chats), stored.record.document, plan)
     assert plan_text(text, made.protocol, model=str(chats / "quant")).plan is plan
     with pytest.raises(
         ReferenceUnusable, match=r"its protocol's scored is assistant, this run's all"

@@ -36,16 +36,16 @@ def wrong(findings) -> list[str]:
 
 
 def test_its_texts_make_its_plan_again(run, tokenizer):
-    plan, findings = audited(run.folder, run.record, tokenizer)
-    assert plan is not None and plan.sha256 == run.record["plan"]["sha256"]
+    plan, findings = audited(run.folder, run.record.document, tokenizer)
+    assert plan is not None and plan.sha256 == run.record.document["plan"]["sha256"]
     assert findings.count("held") == len(findings.found) == 4
-    audit_answers(run.folder, run.record, findings)
+    audit_answers(run.folder, run.record.document, findings)
     assert wrong(findings) == [] and findings.count("held") > 8
 
 
 def test_without_texts_or_tokenizer_it_says_what_it_could_not_check(run, tokenizer):
     for folder, of in ((None, tokenizer), (run.folder, None)):
-        plan, findings = audited(folder, run.record, of)
+        plan, findings = audited(folder, run.record.document, of)
         assert plan is None and findings.count("unchecked") == 1 and wrong(findings) == []
 
 
@@ -54,9 +54,9 @@ def test_without_texts_or_tokenizer_it_says_what_it_could_not_check(run, tokeniz
     [("continuation", "text sha256"), ("windows", "plan windows of the requests")],
 )
 def test_a_request_that_was_changed_is_found(column, said, run, tokenizer, tmp_path):
-    rows = read_table(run.folder / REQUESTS, run.record["requests"])
+    rows = read_table(run.folder / REQUESTS, run.record.requests)
     rows[column][0] = {"continuation": " Another end.", "windows": [0, 1]}[column]
-    record = copy.deepcopy(run.record)
+    record = copy.deepcopy(run.record.document)
     record["requests"] |= write_table(tmp_path / REQUESTS, pa.table(rows))
     _, findings = audited(tmp_path, record, tokenizer)
     assert said in wrong(findings)
@@ -64,10 +64,10 @@ def test_a_request_that_was_changed_is_found(column, said, run, tokenizer, tmp_p
 
 @pytest.mark.parametrize("column", ["value", "base_value"])
 def test_an_answer_that_was_changed_is_found(column, run, tmp_path):
-    rows = read_table(run.folder / ANSWERS, run.record["tasks"]["answers"])
+    rows = read_table(run.folder / ANSWERS, run.record.tasks.answers)
     place = rows["task"].index("more")
     rows[column][place] = 1 - rows[column][place]
-    record = copy.deepcopy(run.record)
+    record = copy.deepcopy(run.record.document)
     record["tasks"]["answers"] = write_table(tmp_path / ANSWERS, pa.table(rows))
     findings = Findings()
     audit_answers(tmp_path, record, findings)
@@ -77,7 +77,7 @@ def test_an_answer_that_was_changed_is_found(column, run, tmp_path):
 
 
 def test_a_metric_that_was_changed_is_found(run):
-    record = copy.deepcopy(run.record)
+    record = copy.deepcopy(run.record.document)
     record["tasks"]["groups"]["both"]["pairs"]["acc,none"]["lost"] += 1
     record["tasks"]["tasks"]["ends"]["metrics"]["acc,none"] += 0.01
     findings = Findings()

@@ -35,16 +35,16 @@ def test_a_base_in_llama_cpps_arithmetic_runs_again_in_that():
 class TestNoiseFloor:
     def test_by_attention(self, kept, quant, text, tmp_path):
         result = measure(request(quant, text, tmp_path, reference=str(kept), noise_floor="auto"))
-        floor = result.record["noise_floor"]
+        floor = result.record.document["noise_floor"]
         # What `auto` came to is no contradiction of what was asked for.
-        assert load_run(result.folder)[0]["noise_floor"] == floor
+        assert load_run(result.folder)[0].document["noise_floor"] == floor
         assert floor["change"] == "attention" and floor["engine"]["attention"] == "eager"
         assert floor["resolves"] and 0 < floor["kld"]["value"] < 1e-3
 
     def test_by_dtype_of_a_live_base(self, base, quant, text, tmp_path):
         record = measure(
             request(quant, text, tmp_path, reference=str(base), noise_floor="dtype")
-        ).record
+        ).record.document
         assert record["noise_floor"]["engine"]["dtype"] == "float32"
         assert 0 < record["noise_floor"]["kld"]["value"] < 0.1 * record["metrics"]["kld"]["value"]
 
@@ -52,7 +52,10 @@ class TestNoiseFloor:
         """What would change nothing is not tried."""
         options = TorchOptions(device="cpu", dtype="bfloat16", attention="eager", batch_windows=4)
         ask = request(quant, text, tmp_path, reference=str(base), options=options)
-        assert measure(replace(ask, noise_floor="auto")).record["noise_floor"]["change"] == "dtype"
+        assert (
+            measure(replace(ask, noise_floor="auto")).record.document["noise_floor"]["change"]
+            == "dtype"
+        )
         with pytest.raises(UsageError, match="only attention"):
             measure(replace(ask, noise_floor="attention"))
 
@@ -66,7 +69,7 @@ class TestNoiseFloor:
         ask = request(quant, text, tmp_path / "runs", reference=str(folder))
         with pytest.raises(CheckpointError, match=str(model)):
             measure(replace(ask, noise_floor="auto"))
-        assert measure(ask).record["status"] == "done"
+        assert measure(ask).record.document["status"] == "done"
 
     def test_by_engine_needs_a_stored_base(self, base, quant, text, tmp_path):
         with pytest.raises(UsageError, match="needs a base that scoremode reference has kept"):

@@ -53,10 +53,10 @@ def test_the_scores_are_those_of_single_runs_to_the_bit(base, quant, short, tmp_
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     # The base against itself, exactly.
-    assert runs[1].record["metrics"]["kld"]["value"] == 0
-    record = load_run(runs[0].folder)[0]
-    assert record["engine"]["tokens"] == stored.record["engine"]["tokens"]
-    assert record["reference"]["sha256"] == stored.record["reference"]["sha256"]
+    assert runs[1].record.document["metrics"]["kld"]["value"] == 0
+    record = load_run(runs[0].folder)[0].document
+    assert record["engine"]["tokens"] == stored.record.document["engine"]["tokens"]
+    assert record["reference"]["sha256"] == stored.record.document["reference"]["sha256"]
     # Its head was left where it lies.
     (reference,) = (tmp_path / "sweep").glob("reference-*")
     assert not (reference / "head.safetensors").exists()
@@ -149,16 +149,16 @@ def test_the_base_of_a_caches_format_has_none(base, quant, short, tmp_path):
     assert outcome.failed == 0
     runs = [result for result in outcome.results if result is not None]
     for result in runs:
-        engine = result.record["reference"]["engine"]
+        engine = result.record.document["reference"]["engine"]
         assert engine["kv_cache_dtype"] is None
-        assert result.record["engine"]["kv_cache_dtype"] == "int4-g32"
-        assert result.record["metrics"]["kld"]["value"] > 1e-5
+        assert result.record.document["engine"]["kv_cache_dtype"] == "int4-g32"
+        assert result.record.document["metrics"]["kld"]["value"] > 1e-5
     live = measure(replace(single(cached, base, tmp_path / "live"), reference=str(base)))
-    assert live.record["reference"]["engine"]["kv_cache_dtype"] is None
-    ours, theirs = (r.record["metrics"]["kld"]["value"] for r in (runs[1], live))
+    assert live.record.document["reference"]["engine"]["kv_cache_dtype"] is None
+    ours, theirs = (r.record.document["metrics"]["kld"]["value"] for r in (runs[1], live))
     assert ours == pytest.approx(theirs, rel=1e-6)
     plain = run_sweep(sweep_request(tmp_path / "out", [quant], asked)).results[0]
-    assert plain is not None and plain.record["engine"]["kv_cache_dtype"] is None
+    assert plain is not None and plain.record.document["engine"]["kv_cache_dtype"] is None
 
 
 def test_a_model_is_loaded_once_for_all_texts_and_protocols(base, quant, short, tmp_path, built):
@@ -172,7 +172,9 @@ def test_a_model_is_loaded_once_for_all_texts_and_protocols(base, quant, short, 
         theirs = read_columns(alone.folder / "scores.parquet")[0].columns()
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
         # What the engine counts is of this run.
-        assert result.record["engine"]["tokens"] == alone.record["engine"]["tokens"]
+        assert (
+            result.record.document["engine"]["tokens"] == alone.record.document["engine"]["tokens"]
+        )
     references = {p["reference"] for p in outcome.manifest["pairs"]}
     assert len(references) == 2 and all((tmp_path / "out" / str(r)).is_dir() for r in references)
 

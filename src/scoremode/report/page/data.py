@@ -86,7 +86,7 @@ def report_data(
         raise UsageError("a report of no runs")
     check_folders(folders)
     # What belongs together is known before a score is read; `summarized` believes none of it.
-    records = [checked_record(folder, sealed=False) for folder in folders]
+    records = [checked_record(folder, sealed=False).document for folder in folders]
     groups, read = grouped(records), 0
     sections: list[list[Summary]] = []
     places: list[list[Place]] = []
@@ -117,11 +117,11 @@ def report_data(
 
 def _reference(summaries: Sequence[Summary]) -> Mapping[str, Any] | None:
     """The record of a run against the section's base, None where there is none."""
-    return next((s.run.record for s in summaries if s.compared is not None), None)
+    return next((s.run.record.document for s in summaries if s.compared is not None), None)
 
 
 def _is_base(summary: Summary, compared: Mapping[str, Any] | None) -> bool:
-    return compared is not None and is_base(summary.run.record, compared["reference"])
+    return compared is not None and is_base(summary.run.record.document, compared["reference"])
 
 
 def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
@@ -129,7 +129,7 @@ def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
     compared = _reference(summaries)
 
     def key(summary: Summary) -> tuple[bool, bool, float]:
-        metrics = summary.run.record["metrics"]
+        metrics = summary.run.record.document["metrics"]
         kld = summary.compared is not None
         value = metrics["kld" if kld else "ppl"]["value"]
         return not _is_base(summary, compared), not kld, value
@@ -142,7 +142,7 @@ def _names(sections: Sequence[Sequence[Summary]]) -> dict[str, str]:
     sources: dict[str, None] = {}
     for summaries in sections:
         for summary in summaries:
-            sources.setdefault(summary.run.record["checkpoint"]["source"])
+            sources.setdefault(summary.run.record.document["checkpoint"]["source"])
         if (compared := _reference(summaries)) is not None:
             sources.setdefault(source_of(compared))
     return dict(zip(sources, short_names(list(sources)), strict=True))
@@ -154,7 +154,7 @@ def _section(
     compared = _reference(summaries)
     models = list(names)
     by_id = {f"s{number}r{i}": summary for i, summary in enumerate(summaries)}
-    records = {id_: summary.run.record for id_, summary in by_id.items()}
+    records = {id_: summary.run.record.document for id_, summary in by_id.items()}
     bases = [id_ for id_, summary in by_id.items() if _is_base(summary, compared)]
     labels = _labels(summaries, names)
     blocks = cut(summaries)
@@ -177,7 +177,7 @@ def _section(
     texts = {token: text for s in summaries for token, text in s.texts.items()}
     folders = {id_: Path(summary.run.folder) for id_, summary in by_id.items()}
     # All records of a section have these alike.
-    one = summaries[0].run.record
+    one = summaries[0].run.record.document
     return {
         "id": f"s{number}",
         "title": _section_title(one, base),
@@ -248,7 +248,7 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
     notes = [
         f"{run['name']}: {unlike}"
         for summary, run in zip(summaries, runs, strict=True)
-        if (unlike := unlike_dtypes(summary.run.record))
+        if (unlike := unlike_dtypes(summary.run.record.document))
     ]
     without = {run["kld"]["note"] for run in runs if run["kld"] and run["kld"]["note"]}
     return notes + [f"no interval: {note}" for note in sorted(without)]
@@ -326,7 +326,7 @@ def run_of(
 ) -> Run:
     """A run by its summary; `ends`: how sure its metrics are by its section's blocks; `of_base`: it is
     one of the base's own files."""
-    record, compared = summary.run.record, summary.compared
+    record, compared = summary.run.record.document, summary.compared
     checkpoint, metrics = record["checkpoint"], _by(ends, record)
     own = {} if compared is None else compared.metrics
     made = {name: measured(own[name]) for name in (*PERCENTILES.values(), "lost", "gained") if own}

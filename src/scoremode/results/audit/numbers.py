@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from scoremode.results.record.definition import (
     SCHEMA,
     SCHEMA_VERSION,
     SECTIONS,
-    STATUSES,
+    Done,
     needed_by,
 )
 from scoremode.results.record.differences import differences
@@ -48,9 +48,9 @@ __all__ = ["audit_numbers", "audited_record", "audited_scores"]
 _PART = "record"
 
 
-def audited_record(folder: Path, findings: Findings) -> dict[str, Any] | None:
-    """The record of the finished run in `folder`, as far as it may be read on: sections of another
-    shape than they must have are left out. None where nothing of it can be read.
+def audited_record(folder: Path, findings: Findings) -> Done | None:
+    """The record of the finished run in `folder`; None where a section of it is not as it must be, and
+    nothing else is audited then.
 
     Raises RunFolderError where there is no finished run.
     """
@@ -58,51 +58,36 @@ def audited_record(folder: Path, findings: Findings) -> dict[str, Any] | None:
     if not file.is_file():
         raise RunFolderError(f"{folder}: no readable record: there is no {RECORD}")
     try:
-        record = read_record(folder)
+        document = read_record(folder)
     except RunFolderError as error:
         findings.wrong(_PART, "JSON", str(error))
         return None
-    _audit_seal(record, findings)
-    sound = _sound(record, file, findings)
-    if sound is None:
+    said = document.get("sha256")
+    findings.same(_PART, "seal", said, seal_of(document), "its contents have")
+    try:
+        record = check_record(document, file)
+    except RunFolderError as error:
+        for words in _broken(document) or [str(error)]:
+            findings.wrong(_PART, "schema", words)
         return None
-    if sound.get("status") in STATUSES:
-        check_done(folder, sound)
-    _audit_identity(sound, findings)
-    return sound
+    sections = f"{SCHEMA} version {SCHEMA_VERSION}, {len(document)} sections"
+    findings.held(_PART, "schema", sections)
+    done = check_done(folder, record)
+    _audit_identity(document, findings)
+    return done
 
 
-def _sound(record: Mapping[str, Any], file: Path, findings: Findings) -> dict[str, Any] | None:
-    """The sections of `record` that have the shape which they must have."""
-    version = record.get("schema_version")
-    if record.get("schema") != SCHEMA or version != SCHEMA_VERSION or isinstance(version, bool):
-        try:
-            check_record(record, file)
-        except RunFolderError as error:
-            findings.wrong(_PART, "schema", str(error))
-        return None
-    sound, broken = dict(record), []
-    status = record.get("status")
+def _broken(document: Mapping[str, Any]) -> list[str]:
+    """The misfits of a record of our version, a line for each section."""
+    if document.get("schema") != SCHEMA or document.get("schema_version") != SCHEMA_VERSION:
+        return []
+    found, status = [], document.get("status")
     for name, kind in SECTIONS.items():
-        if name in record:
-            if found := misfit(record[name], kind, name):
-                broken.append(found)
-                del sound[name]
+        if name in document:
+            found.append(misfit(document[name], kind, name))
         elif status in needed_by(name):
-            broken.append(f"has no {name}")
-    if status not in STATUSES:
-        broken.append(misfit(status, Literal[STATUSES], "status") or "")
-        sound.pop("status", None)
-    for words in broken:
-        findings.wrong(_PART, "schema", words)
-    if not broken:
-        findings.held(_PART, "schema", f"{SCHEMA} version {version}, {len(record)} sections")
-    return sound
-
-
-def _audit_seal(record: dict[str, Any], findings: Findings) -> None:
-    said = record.get("sha256")
-    findings.same(_PART, "seal", said, seal_of(record), "its contents have")
+            found.append(f"has no {name}")
+    return [*filter(None, found)]
 
 
 def _audit_identity(record: Mapping[str, Any], findings: Findings) -> None:

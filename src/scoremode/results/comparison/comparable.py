@@ -15,26 +15,21 @@ from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.finished import FinishedRun
 from scoremode.results.record.section import value_at
 
-__all__ = ["check_same_plan", "differing", "is_held_out", "not_held_out", "require_same"]
+__all__ = ["HELD_OUT", "check_same_plan", "differing", "not_held_out", "require_same"]
 
 
-# The share of targets from which on that is said wherever the result is.
-_SEEN = 0.01
-
-
-def is_held_out(calibration: Mapping[str, Any]) -> bool:
-    """Tells, by a record's section `calibration`, whether that text has at most 1 % of the targets."""
-    return calibration["share"] <= _SEEN
+# The largest share of targets in its calibration text with which a text counts as held out.
+HELD_OUT = 0.01
 
 
 def not_held_out(runs: Sequence[FinishedRun]) -> list[str]:
     """A note on each run whose text is not held out, by what it was told of its calibration."""
-    found = [(run.folder, run.record.get("calibration")) for run in runs]
+    found = [(run.folder, run.record.calibration) for run in runs]
     return [
-        f"{folder} is not held out: {section['share']:.2%} of its targets stand in {section['name']}, "
+        f"{folder} is not held out: {section.share:.2%} of its targets stand in {section.name}, "
         "too, its calibration text"
         for folder, section in found
-        if section is not None and not is_held_out(section)
+        if section and section.share > HELD_OUT
     ]
 
 

@@ -122,8 +122,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
             raise RunFolderError(f"{differ}: their KLD has no order; --by ppl ranks by perplexity")
         notes.append(f"{differ}: what is measured against them is left out")
     reference = next(iter(references.values())) if len(references) == 1 else None
-    section = None if reference is None else reference.record["reference"]
-    bases = [is_base(run.record, section) for run in runs]
+    section = None if reference is None else reference.record.document["reference"]
+    bases = [is_base(run.record.document, section) for run in runs]
     by, why = _ranking(runs, bases, by)
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
@@ -131,7 +131,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     notes += [
         f"{label}: {unlike}"
         for run, label in zip(runs, labels, strict=True)
-        if (unlike := unlike_dtypes(run.record))
+        if (unlike := unlike_dtypes(run.record.document))
     ]
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
@@ -155,9 +155,9 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         ],
         "groups": by_group(runs, labels, by),
         "tasks": [
-            {"model": label, **run.record["tasks"]}
+            {"model": label, **run.record.document["tasks"]}
             for run, label in zip(runs, labels, strict=True)
-            if "tasks" in run.record
+            if run.record.tasks
         ],
         "differing": differing(runs, labels),
         "notes": notes,
@@ -260,13 +260,13 @@ def _lines(
 
     is_measured = any(bases)
     against = next((i for i, run in enumerate(runs) if run.kld is not None), None)
-    base = None if against is None or is_measured else base_row(runs[against].record)
+    base = None if against is None or is_measured else base_row(runs[against].record.document)
     if base is not None and against is not None:
         base = with_ends(base, against, "_base")
     of_base = runs[bases.index(True)] if is_measured else None
     rows = []
     for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        row = with_ends(run_row(run.record, run.folder, label) | {"is_base": bases[i]}, i)
+        row = with_ends(run_row(run.record.document, run.folder, label) | {"is_base": bases[i]}, i)
         rows.append(_row(row, run, of_base, blocks, compared=compared))
     return base, rows
 

@@ -5,13 +5,13 @@ or report takes a number from a record that the Scores give: `load_run` is the w
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
@@ -25,6 +25,7 @@ from scoremode.results.record.checks import (
     check_stopped,
     checked_record,
 )
+from scoremode.results.record.definition import Done, read_document
 from scoremode.results.record.differences import differences
 from scoremode.results.record.section import value_at
 from scoremode.results.record.sections import remade
@@ -61,7 +62,7 @@ class FinishedRun:
     """
 
     folder: Path
-    record: dict[str, Any]
+    record: Done
     nll: NDArray[np.float64]
     kld: NDArray[np.float64] | None
     base_nll: NDArray[np.float64] | None
@@ -72,13 +73,13 @@ class FinishedRun:
 
     def at(self, path: str) -> Any:
         """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
-        if (value := value_at(self.record, path, _MISSING)) is _MISSING:
+        if (value := value_at(self.record.document, path, _MISSING)) is _MISSING:
             raise RunFolderError(f"{self.folder}: its record has no {path}")
         return value
 
     def get(self, path: str) -> Any:
         """The record's value under `path` as `at` finds it, None where there is nothing."""
-        return value_at(self.record, path)
+        return value_at(self.record.document, path)
 
     def means(self, blocks: Blocks) -> dict[str, Mean]:
         """The metrics whose intervals runs shown together have from the same blocks."""
@@ -94,7 +95,7 @@ class FinishedRun:
         return found
 
 
-def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
+def load_run(folder: Path) -> tuple[Done, Scores]:
     """Record and Scores of the finished run in `folder`, each held against the other.
 
     All sections that follow from the Scores are made again from them.
@@ -125,18 +126,17 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
     return run, scores, extras
 
 
-def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
+def _load(folder: Path) -> tuple[Done, Scores, Columns]:
     # Its seal comes last, since it only tells that something was changed, and not what.
-    record = checked_record(folder, sealed=False)
-    check_done(folder, record)
+    record = check_done(folder, checked_record(folder, sealed=False))
     scores, extras = read_verified(folder, record)
     made = check_numbers(folder, record, scores, extras)
     check_answered(folder, record, scores)
     check_seal(record, folder / RECORD)
-    return record | made, scores, extras
+    return check_done(folder, read_document(record.document | made)), scores, extras
 
 
-def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Columns]:
+def read_verified(folder: Path, record: Done) -> tuple[Scores, Columns]:
     """The Scores of a finished run and the columns beside them, if they are those that its checked
     `record` was made of. Raises RunFolderError."""
     path = folder / SCORES
@@ -144,12 +144,12 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
         raise RunFolderError(
             f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
         )
-    planned = record["plan"]["scored"]
-    scores, extras = read_columns(path, record["scores"]["sha256"], planned)
-    if (record["scores"].get("token_text") is True) != (TOKEN_TEXT in extras):
+    planned = record.plan.scored
+    scores, extras = read_columns(path, record.scores.sha256, planned)
+    if (record.scores.token_text is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
-    check_blocks(path, record, extras)
-    if (record["corpus"].get("group_by") is not None) != (LABEL in extras):
+    check_blocks(path, record.document, extras)
+    if (record.corpus.group_by is not UNSET) != (LABEL in extras):
         raise RunFolderError(f"{path}: its column {LABEL} is not as the record has it")
     if (n := len(scores)) != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
@@ -162,7 +162,7 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
 
 def check_numbers(
     folder: Path,
-    record: Mapping[str, Any],
+    record: Done,
     scores: Scores,
     extras: Columns,
 ) -> dict[str, Any]:
@@ -171,27 +171,28 @@ def check_numbers(
     Raises RunFolderError for the first number of `record` that is another, and for a protocol or plan
     that is not the Scores'.
     """
+    document = record.document
     try:
-        made = remade(record, scores, extras)
+        made = remade(document, scores, extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
-    made |= check_stopped(folder, record, scores, extras)
+    made |= check_stopped(folder, document, scores, extras)
     for name, section in made.items():
-        if name in record and name not in _NOT_COMPARED:
-            _compare(folder / RECORD, name, record[name], section)
+        if name in document and name not in _NOT_COMPARED:
+            _compare(folder / RECORD, name, document[name], section)
     for name in _MADE:
-        if record.get(name) is not None and name not in made:
+        if document.get(name) is not None and name not in made:
             raise RunFolderError(f"{folder / RECORD}: has {name}, which its scores don't give")
-    if scores.against is not None and "worst" in record:
+    if scores.against is not None and "worst" in document:
         facts = worst_tokens(scores, scores.against)
-        for i, (theirs, ours) in enumerate(zip(record["worst"], facts, strict=False)):
+        for i, (theirs, ours) in enumerate(zip(document["worst"], facts, strict=False)):
             _compare(folder / RECORD, f"worst.{i}", {k: theirs.get(k) for k in ours}, ours)
-        if len(record["worst"]) != len(facts):
+        if len(document["worst"]) != len(facts):
             raise RunFolderError(
-                f"{folder / RECORD}: its number of worst targets is {len(record['worst'])}, and its "
+                f"{folder / RECORD}: its number of worst targets is {len(document['worst'])}, and its "
                 f"scores give {len(facts)}"
             )
-    check_described(folder, record, scores, extras)
+    check_described(folder, document, scores, extras)
     return made
 
 

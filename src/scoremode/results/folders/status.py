@@ -8,19 +8,21 @@ is true of some moment, even while the run goes on. Where two looks at one folde
 import shlex
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.lib.files import is_held
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read_columns
 from scoremode.results.record.checks import checked_record
-from scoremode.results.record.section import value_at
+from scoremode.results.record.definition import Done, Invalid, Record, Running, ShardDone
 from scoremode.results.scores import check_values
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
@@ -56,28 +58,30 @@ class StatusReader:
                 record = checked_record(folder)
                 found = self._status(folder, record)
                 # What was read is of one moment only if no other record came meanwhile.
-                if found is not None and (found["state"] != "killed" or _is_still(folder, record)):
+                now = record if found["state"] != "killed" else checked_record(folder)
+                if now.sha256 == record.sha256:
                     return found
             except (RunFolderError, OSError) as error:
                 problem = str(error)
                 time.sleep(0.05)
         return {"folder": str(folder), "state": "damaged", "problem": problem}
 
-    def _status(self, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-        found = {"folder": str(folder), "state": record["status"]} | _of(record)
-        if record["status"] == "invalid":
-            return found | {"problem": record["reason"]}
-        if record["status"] == "done":
+    def _status(self, folder: Path, record: Record) -> dict[str, Any]:
+        found = {"folder": str(folder), "state": record.status} | _of(record)
+        if isinstance(record, Invalid):
+            return found | {"problem": record.reason}
+        if isinstance(record, Done):
             return found | self._metrics(folder, record)
-        if record["status"] == "shard":
-            begin, end = record["shard"]["windows"]
+        if isinstance(record, ShardDone):
+            begin, end = record.shard.windows
             return found | {"windows": end - begin, "of": end - begin}
+        assert isinstance(record, Running)
         state = "running" if is_held(folder / LOCK) else "killed"
         return found | {"state": state} | self._progress(folder, record, state)
 
-    def _metrics(self, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    def _metrics(self, folder: Path, record: Done) -> dict[str, Any]:
         """The numbers of a run that is done, made again from its scores."""
-        key = f"{folder} {record.get('sha256')}"
+        key = f"{folder} {record.sha256}"
         if key not in self._done:
             made = check_numbers(folder, record, *read_verified(folder, record))["metrics"]
             self._done[key] = {
@@ -85,26 +89,25 @@ class StatusReader:
                 for name in _METRICS
                 if name in made
             }
-        windows = record["plan"]["windows"]
         return {
-            "windows": windows,
-            "of": value_at(record, "plan.planned.windows", windows),
+            "windows": record.plan.windows,
+            "of": (record.plan.planned or record.plan).windows,
             "estimates": self._done[key],
         }
 
-    def _progress(self, folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
+    def _progress(self, folder: Path, record: Running, state: str) -> dict[str, Any]:
         """How far a run is that is not done."""
-        parts, shard = record["parts"], record.get("shard")
-        begin, end = shard["windows"] if shard else (0, record["plan"]["windows"])
+        shard = record.shard
+        begin, end = shard.windows if shard else (0, record.plan.windows)
         of = end - begin
         sums, times = [], []
-        for number, part in enumerate(parts):
+        for number, part in enumerate(record.parts):
             path = folder / PARTS / part_name(number)
-            sums.append(self._part(path, part["sha256"], record["plan"]["scored"]))
+            sums.append(self._part(path, part.sha256, record.plan.scored))
             times.append(path.stat().st_mtime)
         windows = [len(each) for each in sums]
         done = sum(windows)
-        rate = pace(times, windows, _epoch(record.get("created")))
+        rate = pace(times, windows, _epoch(record.created))
         left = None
         if rate is not None and state == "running":
             left = round(max(0.0, (of - done) / rate - (self.now() - times[-1])), 1)
@@ -115,7 +118,7 @@ class StatusReader:
             "seconds_left": left,
             # A part of the text says nothing of all of it.
             "estimates": {} if shard else _estimates(record, sums),
-            "resume": _resuming(record) if state == "killed" else None,
+            "resume": _resuming(record.command) if state == "killed" else None,
         }
 
     def _part(self, path: Path, sha256: str, rows: int) -> WindowSums:
@@ -163,30 +166,28 @@ def pace(times: Sequence[float], windows: Sequence[int], begin: float | None) ->
     return done / seconds if done and seconds > 0 else None
 
 
-def _of(record: Mapping[str, Any]) -> dict[str, Any]:
+def _of(record: Record) -> dict[str, Any]:
     """What a run is of."""
-    shard = record.get("shard")
     return {
-        "model": record["checkpoint"]["source"],
-        "reference": value_at(record, "reference.source"),
-        "protocol": record["protocol"]["name"],
-        "text": record["corpus"]["name"],
-        "stop_when": record["protocol"].get("stop_when"),
-        "keeps": "keep" in record.get("identity", {}),
-        **({} if shard is None else {"shard": f"{shard['number']}/{shard['of']}"}),
+        "model": record.checkpoint.source,
+        "reference": record.reference.source if record.reference else None,
+        "protocol": record.protocol.name,
+        "text": record.corpus.name,
+        "stop_when": record.protocol.stop_when or None,
+        "keeps": "keep" in record.document.get("identity", {}),
+        **({"shard": f"{record.shard.number}/{record.shard.of}"} if record.shard else {}),
     }
 
 
-def _estimates(record: Mapping[str, Any], sums: Sequence[WindowSums]) -> dict[str, Any]:
+def _estimates(record: Running, sums: Sequence[WindowSums]) -> dict[str, Any]:
     """The metrics of the windows done; none where windows weigh otherwise than by their targets, which
     the parts don't tell."""
-    protocol = record["protocol"]
-    if not sums or protocol.get("average", "token") != "token":
+    protocol, drawn_from = record.protocol, None
+    if not sums or (protocol.average or "token") != "token":
         return {}
-    plan, drawn_from = record["plan"], None
-    if protocol.get("seed") is not None:
-        drawn_from = plan.get("conversations", plan["windows"])
-    found = estimates_of(WindowSums.joined(sums), protocol["context_length"], drawn_from)
+    if protocol.seed is not UNSET:
+        drawn_from = record.plan.conversations or record.plan.windows
+    found = estimates_of(WindowSums.joined(sums), protocol.context_length, drawn_from)
     return {
         name: {
             "value": found[name].value,
@@ -197,20 +198,15 @@ def _estimates(record: Mapping[str, Any], sums: Sequence[WindowSums]) -> dict[st
     }
 
 
-def _is_still(folder: Path, record: Mapping[str, Any]) -> bool:
-    return checked_record(folder) == record
-
-
-def _resuming(record: Mapping[str, Any]) -> str | None:
-    """The command that goes on with a killed run, as its record has it."""
-    command = record.get("command")
+def _resuming(command: list[str] | UnsetType) -> str | None:
+    """The command that goes on with a killed run."""
     if not command:
         return None
     return shlex.join([*command, *(() if "--resume" in command else ("--resume",))])
 
 
-def _epoch(created: str | None) -> float | None:
+def _epoch(created: str | UnsetType) -> float | None:
     try:
-        return None if created is None else datetime.fromisoformat(created).timestamp()
+        return datetime.fromisoformat(created).timestamp() if created else None
     except ValueError:
         return None

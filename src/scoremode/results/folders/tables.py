@@ -7,7 +7,7 @@ each question, as whoever asked made it.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from scoremode.errors import RunFolderError, words_of
 from scoremode.lib.files import MOST_TEXT, atomic, read_regular
+from scoremode.results.record.definition import Done
 from scoremode.results.record.differences import differences
+from scoremode.results.record.text import AnswersFile, RequestsFile
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.text.task_requests import PlannedCorpus
@@ -130,30 +132,30 @@ def write_table(path: Path, table: Any) -> dict[str, Any]:
     }
 
 
-def read_table(path: Path, section: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The columns of a file that `write_table` wrote, by name; `section`: what it returned then.
+def read_table(path: Path, section: RequestsFile | AnswersFile) -> dict[str, list[Any]]:
+    """The columns of a file that `write_table` wrote, by name; `section`: the record's of the file.
 
     Raises RunFolderError for a file that is another.
     """
     # A row's context may be as long as the model reads: MOST_TEXT bounds them all, however packed.
-    data = bytes_of(path, section["sha256"], None)
-    table = unpacked(path, data, section["rows"])
-    if table.num_rows != section["rows"]:
-        raise RunFolderError(f"{path}: has {table.num_rows} rows, and the record {section['rows']}")
+    data = bytes_of(path, section.sha256, None)
+    table = unpacked(path, data, section.rows)
+    if table.num_rows != section.rows:
+        raise RunFolderError(f"{path}: has {table.num_rows} rows, and the record {section.rows}")
     return {
         name: texts_of(path, name, column).tolist() if is_text(column) else column.to_pylist()
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
 
-def check_answered(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:
+def check_answered(folder: Path, record: Done, scores: Scores) -> None:
     """Raises RunFolderError where the files of a run of requests are not those that its checked
     `record` names, and where a log-likelihood is not its Scores'."""
-    if "tasks" in record:
-        read_table(folder / ANSWERS, record["tasks"]["answers"])
-    if "requests" not in record:
+    if record.tasks:
+        read_table(folder / ANSWERS, record.tasks.answers)
+    if not record.requests:
         return
-    found = read_table(folder / REQUESTS, record["requests"])
+    found = read_table(folder / REQUESTS, record.requests)
     try:
         begin = np.cumsum([0, *map(len, found["windows"])])
         window = np.array([w for each in found["windows"] for w in each], np.int64)
@@ -166,10 +168,10 @@ def check_answered(folder: Path, record: Mapping[str, Any], scores: Scores) -> N
                     f"{folder / REQUESTS}: request {i} has {name} {found[name][i]}, and the scores "
                     f"give {column[i]}"
                 )
-        if "pages" in record:
+        if record.pages:
             words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
             pages = pages_section(words, byte_counts, made["logprob"], made.get("base_logprob"))
-            for wrong in differences("pages", record["pages"], pages, of="its pages"):
+            for wrong in differences("pages", record.document["pages"], pages, of="its pages"):
                 raise RunFolderError(f"{folder}: its record: {wrong.words}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RunFolderError(

@@ -20,8 +20,8 @@ from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.lib.json import json_digest
 from scoremode.results.folders.store import RECORD, read_record, seal_of
 from scoremode.results.folders.tables import LABEL
-from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, Record
-from scoremode.results.record.section import decode, value_at
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, Done, Record, read_document
+from scoremode.results.record.section import value_at
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import stopping_section, window_sums
@@ -45,22 +45,21 @@ __all__ = [
 ]
 
 
-def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
+def checked_record(folder: Path, *, sealed: bool = True) -> Record:
     """The record in a run's folder. Raises RunFolderError, which names the file and the field.
 
     - `sealed`: whether its own sha256 is compared, too; if not, that is left to `check_seal`.
     """
-    record = read_record(folder)
-    check_record(record, folder / RECORD)
+    record = check_record(read_record(folder), folder / RECORD)
     if sealed:
         check_seal(record, folder / RECORD)
     return record
 
 
-def check_record(record: Mapping[str, Any], file: Path) -> Record:
-    """The typed value of `record`, read from `file`. Raises RunFolderError unless it is of a version
-    that is read, and each of its fields of the type that it must have."""
-    schema, version = record.get("schema"), record.get("schema_version")
+def check_record(document: dict[str, Any], file: Path) -> Record:
+    """The typed record of a `document` read from `file`. Raises RunFolderError for another version
+    than ours, and for a field of another type than it must have."""
+    schema, version = document.get("schema"), document.get("schema_version")
     number = 0 if isinstance(version, bool) or not isinstance(version, int) else version
     if schema != SCHEMA or number != SCHEMA_VERSION:
         newer = " (a newer scoremode's)" if number > SCHEMA_VERSION else ""
@@ -69,24 +68,25 @@ def check_record(record: Mapping[str, Any], file: Path) -> Record:
             f"{SCHEMA_VERSION}"
         )
     try:
-        return decode(record, Record)
+        return read_document(document)
     except ValueError as error:
         raise RunFolderError(f"{file}: {error}") from None
 
 
-def check_seal(record: Mapping[str, Any], file: Path) -> None:
-    """Raises RunFolderError unless a record that `check_record` let pass is as it was written."""
-    if (found := seal_of(dict(record))) != record["sha256"]:
+def check_seal(record: Record, file: Path) -> None:
+    """Raises RunFolderError unless a record is as it was written."""
+    if (found := seal_of(record.document)) != record.sha256:
         raise RunFolderError(
             f"{file}: was changed after it was written: its contents have the sha256 {found[:12]}…, "
-            f"and its sha256 says {record['sha256'][:12]}…"
+            f"and its sha256 says {record.sha256[:12]}…"
         )
 
 
-def check_done(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises RunFolderError unless the record in `folder` is of a whole run that is done."""
-    if (words := undone(record)) is not None:
-        raise RunFolderError(f"{folder}: {words}")
+def check_done(folder: Path, record: Record) -> Done:
+    """The record in `folder`. Raises RunFolderError unless it is of a whole run that is done."""
+    if not isinstance(record, Done):
+        raise RunFolderError(f"{folder}: {undone(record.document)}")
+    return record
 
 
 def undone(record: Mapping[str, Any]) -> str | None:

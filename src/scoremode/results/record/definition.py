@@ -37,6 +37,7 @@ from scoremode.results.record.section import (
     Metric,
     Section,
     Sha256,
+    decode,
     words,
 )
 from scoremode.results.record.text import (
@@ -58,12 +59,14 @@ __all__ = [
     "SCHEMA_VERSION",
     "SECTIONS",
     "STATUSES",
+    "AnyStatus",
     "Done",
     "Invalid",
     "Record",
     "Running",
     "ShardDone",
     "needed_by",
+    "read_document",
 ]
 
 SCHEMA = "scoremode.record"
@@ -166,7 +169,7 @@ _Scores = Annotated[
 ]
 
 
-class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
+class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
     """The sections that a record of any status may have."""
 
     schema: Annotated[
@@ -420,8 +423,13 @@ class _Record(Section, frozen=True, kw_only=True, tag_field="status"):
     def status(self) -> str:
         return str(self.__struct_config__.tag)
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object that this was read from, with the fields that no section declares."""
+        return self.__dict__["document"]
 
-class Running(_Record, frozen=True, kw_only=True, tag_field="status", tag="running"):
+
+class Running(Record, frozen=True, kw_only=True, tag_field="status", tag="running"):
     """A run that is under way, or was killed."""
 
     identity: _Identity
@@ -429,7 +437,7 @@ class Running(_Record, frozen=True, kw_only=True, tag_field="status", tag="runni
     parts: _Parts
 
 
-class _Scored(_Record, frozen=True, kw_only=True):
+class _Scored(Record, frozen=True, kw_only=True):
     """A run, or a share of one, that is done."""
 
     engine: _Engine
@@ -458,21 +466,29 @@ class ShardDone(_Scored, frozen=True, kw_only=True, tag_field="status", tag="sha
     shard: _Shard
 
 
-class Invalid(_Record, frozen=True, kw_only=True, tag_field="status", tag="invalid"):
+class Invalid(Record, frozen=True, kw_only=True, tag_field="status", tag="invalid"):
     """A run whose scores can't be true."""
 
     reason: _Reason
 
 
-Record = Running | Done | ShardDone | Invalid
+AnyStatus = Running | Done | ShardDone | Invalid
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in (Running, Done, ShardDone, Invalid)}
 STATUSES = tuple(_KINDS)
 # The type of each section, with its words.
 SECTIONS: dict[str, Any] = {
     name: hint
-    for name, hint in get_type_hints(_Record, include_extras=True).items()
+    for name, hint in get_type_hints(Record, include_extras=True).items()
     if not name.startswith("__")
 }
+
+
+def read_document(document: dict[str, Any]) -> Record:
+    """The typed record of a JSON object, which it keeps as its `document`. Raises ValueError that names
+    the field that doesn't fit."""
+    record = decode(document, AnyStatus)
+    record.__dict__["document"] = document
+    return record
 
 
 def needed_by(section: str) -> tuple[str, ...]:

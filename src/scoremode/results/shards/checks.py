@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, read_record
 from scoremode.results.folders.tables import row_groups
 from scoremode.results.record.checks import check_identity, check_seal, checked_record
+from scoremode.results.record.definition import Record, ShardDone
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.section import shortened
 from scoremode.results.scores import check_values
@@ -32,16 +33,15 @@ class OpenedShard:
     """A shard that is done: its `folder`, and its checked `record`."""
 
     folder: Path
-    record: dict[str, Any]
+    record: ShardDone
 
     @property
     def shard(self) -> Shard:
-        section = self.record["shard"]
-        return Shard(section["number"], section["of"])
+        return Shard(self.record.shard.number, self.record.shard.of)
 
     @property
     def windows(self) -> range:
-        return range(*self.record["shard"]["windows"])
+        return range(*self.record.shard.windows)
 
     @property
     def title(self) -> str:
@@ -54,8 +54,8 @@ class OpenedShard:
         Raises RunFolderError where the file is not the one that its record was made of, or where its
         scores are others than the record has.
         """
-        path, said = self.folder / SCORES, self.record["scores"]["sha256"]
-        targets = self.record["shard"]["targets"]
+        path, said = self.folder / SCORES, self.record.scores.sha256
+        targets = self.record.shard.targets
         scores, _ = read_columns(path, said, targets)
         if len(scores) != targets:
             raise RunFolderError(f"{path}: has {len(scores)} scores, and its record {targets}")
@@ -80,42 +80,39 @@ def open_shard(folder: Path) -> OpenedShard:
     """The finished shard in `folder`. Raises RunFolderError where there is none, and where its record
     was changed or contradicts itself."""
     record = checked_record(folder, sealed=False)
-    _check_status(folder, record)
+    if not isinstance(record, ShardDone):
+        _refuse_status(folder, record)
     file = folder / RECORD
     check_seal(record, file)
-    check_identity(file, record)
-    section, plan = record["shard"], record["plan"]
-    shard = Shard(section["number"], section["of"])
-    if shard.number > shard.of or record["identity"].get("shard") != shard.to_json():
+    check_identity(file, record.document)
+    section, plan = record.shard, record.plan
+    shard = Shard(section.number, section.of)
+    said = record.document["identity"].get("shard")
+    if shard.number > shard.of or said != shard.to_json():
+        raise RunFolderError(f"{file}: its shard is {shard}, and its identity's {said}")
+    passes = shard.among(section.of_passes)
+    if section.passes != (passes.start, passes.stop):
         raise RunFolderError(
-            f"{file}: its shard is {shard}, and its identity's {record['identity'].get('shard')}"
+            f"{file}: its passes are {list(section.passes)}, and shard {shard} of "
+            f"{section.of_passes} has {[passes.start, passes.stop]}"
         )
-    passes = shard.among(section["of_passes"])
-    if section["passes"] != [passes.start, passes.stop]:
+    begin, end = section.windows
+    if not begin < end <= plan.windows or section.targets > plan.scored:
         raise RunFolderError(
-            f"{file}: its passes are {section['passes']}, and shard {shard} of "
-            f"{section['of_passes']} has {[passes.start, passes.stop]}"
-        )
-    begin, end = section["windows"]
-    if not begin < end <= plan["windows"] or section["targets"] > plan["scored"]:
-        raise RunFolderError(
-            f"{file}: its windows are {begin} to {end} with {section['targets']} targets, of a plan "
-            f"of {plan['windows']} windows with {plan['scored']}"
+            f"{file}: its windows are {begin} to {end} with {section.targets} targets, of a plan "
+            f"of {plan.windows} windows with {plan.scored}"
         )
     return OpenedShard(folder, record)
 
 
-def _check_status(folder: Path, record: dict[str, Any]) -> None:
-    status, shard = record["status"], record.get("shard")
-    if status == "shard":
-        return
-    if shard is None:
+def _refuse_status(folder: Path, record: Record) -> NoReturn:
+    if not (shard := record.shard):
         raise RunFolderError(f"{folder}: is no shard: its run was made without --shard")
-    reason = f" ({record['reason']})" if record.get("reason") else ""
-    more = "; the same command with --resume goes on with it" if status == "running" else ""
+    reason = f" ({record.reason})" if record.reason else ""
+    more = "; the same command with --resume goes on with it" if record.status == "running" else ""
     raise RunFolderError(
-        f"{folder}: shard {shard['number']}/{shard['of']} is not done: its status is "
-        f"{status!r}{reason}{more}"
+        f"{folder}: shard {shard.number}/{shard.of} is not done: its status is "
+        f"{record.status!r}{reason}{more}"
     )
 
 
@@ -179,11 +176,12 @@ def _check_alike(first: OpenedShard, other: OpenedShard) -> None:
             f"{first.title} and {other.title}: are shards of runs that were cut into other numbers of "
             "them"
         )
+    one, two = first.record.document, other.record.document
     for section in _SECTIONS:
-        _compare(first, other, section, *(_of_section(s.record, section) for s in (first, other)))
-    _compare(first, other, "identity", *(_identity(s.record) for s in (first, other)))
-    _compare(first, other, "engine", *(_engine(s.record) for s in (first, other)))
-    batches = [each.record["shard"]["batches_sha256"] for each in (first, other)]
+        _compare(first, other, section, _of_section(one, section), _of_section(two, section))
+    _compare(first, other, "identity", _identity(one), _identity(two))
+    _compare(first, other, "engine", _engine(one), _engine(two))
+    batches = [each.record.shard.batches_sha256 for each in (first, other)]
     if batches[0] != batches[1]:
         _refuse_schedule(first, other, "micro-batches are not those of")
 
@@ -241,7 +239,7 @@ def _check_windows(shards: Sequence[OpenedShard]) -> None:
         if each.windows.start != edge:
             _refuse_schedule(before or shards[-1], each, "windows don't go on where those end of")
         edge, before = each.windows.stop, each
-    if edge != (windows := shards[0].record["plan"]["windows"]):
+    if edge != (windows := shards[0].record.plan.windows):
         raise RunFolderError(
             f"{shards[-1].title}: ends at window {edge}, and the run has {windows} windows"
         )
@@ -256,6 +254,6 @@ def _refuse_schedule(first: OpenedShard, other: OpenedShard, words: str) -> None
 
 
 def _schedule_words(each: OpenedShard) -> str:
-    schedule, windows = each.record["schedule"], each.windows
+    schedule, windows = each.record.document["schedule"], each.windows
     named = ", ".join(f"{name} {value}" for name, value in schedule.items())
     return f"{named} (windows {windows.start} to {windows.stop - 1})"

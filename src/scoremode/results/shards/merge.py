@@ -15,7 +15,8 @@ from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import SCORES, Columns, RunFolder, read_columns
 from scoremode.results.gates import Gates
-from scoremode.results.record.checks import check_described, checked_record
+from scoremode.results.record.checks import check_described, check_done, checked_record
+from scoremode.results.record.definition import Done
 from scoremode.results.record.section import Count, Section, misfit
 from scoremode.results.record.sections import now, sections
 from scoremode.results.scores import Scores
@@ -58,7 +59,7 @@ def merged_record(
 
     Raises InvalidMeasurement where a mean is not finite.
     """
-    records = [each.record for each in shards]
+    records = [each.record.document for each in shards]
     first = records[0]
     identity = {name: value for name, value in first["identity"].items() if name != "shard"}
     written: dict[str, Any] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
@@ -92,7 +93,7 @@ def merged_record(
 
 def _entry(each: OpenedShard) -> dict[str, Any]:
     """What the merged record says of one shard."""
-    record, section = each.record, each.record["shard"]
+    record, section = each.record.document, each.record.document["shard"]
     engine = record["engine"]
     return {
         "number": section["number"],
@@ -185,7 +186,7 @@ def merge(
     gates: Gates | None = None,
     command: Sequence[str] = (),
     notify: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> Done:
     """Makes of the shards that `paths` name or hold the run of all of them; returns its record.
 
     - `output`: the run's own folder, which must not be there yet.
@@ -200,11 +201,11 @@ def merge(
     shards = [open_shard(folder) for folder in shard_folders(paths, notify)]
     shards.sort(key=lambda each: (each.shard.of, each.shard.number))
     check_shards(shards)
-    _check_release(shards[0].folder, shards[0].record)
+    _check_release(shards[0].folder, shards[0].record.document)
     with _whole_folder(output) as folder:
         sha256 = folder.join(_tables(shards))
         try:
-            rows = sum(each.record["shard"]["targets"] for each in shards)
+            rows = sum(each.record.shard.targets for each in shards)
             scores, extras = read_columns(folder.path / SCORES, sha256, rows)
             record = merged_record(shards, scores, extras, sha256, command)
             if gates and scores.against is None:
@@ -215,13 +216,13 @@ def merge(
                 record["gates"] = [gate.to_json() for gate in gates.judge(record)]
             folder.write_record(record)
             # As everybody will read it, and with the same doubts.
-            record = checked_record(folder.path)
-            check_described(folder.path, record, *read_verified(folder.path, record))
+            merged = check_done(folder.path, checked_record(folder.path))
+            check_described(folder.path, record, *read_verified(folder.path, merged))
         except (InvalidMeasurement, RunFolderError) as error:
             # By the name that it would have had.
             named = str(error).replace(str(folder.path), str(output))
             raise RunFolderError(f"the shards make no run: {named}") from None
-    return record
+    return merged
 
 
 def _check_output(output: Path) -> None:

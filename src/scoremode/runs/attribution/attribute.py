@@ -27,6 +27,7 @@ from scoremode.results.attribution import (
 )
 from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
+from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import now
 from scoremode.runs.baselines.base import ModelBaseline
 from scoremode.runs.context import RunContext, engine_factory, import_engine
@@ -45,7 +46,7 @@ class Attributed:
     there."""
 
     folder: Path
-    record: dict[str, Any]
+    record: Done
     attribution: dict[str, Any]
     units: list[Unit]
 
@@ -171,19 +172,19 @@ def _earlier(
         return None
     try:
         value = read_attribution(path)
-        file, rows = value["columns"], result.record["plan"]["scored"]
+        file, rows = value["columns"], result.record.plan.scored
         columns = read_attributed(
             result.folder / file["name"], file["sha256"], rows, len(value["units"])
         )
     except RunFolderError as error:
         notify(f"{error}: attributed again")
         return None
-    is_same = value.get("run") == result.record["sha256"]
+    is_same = value.get("run") == result.record.sha256
     is_same &= [unit["name"] for unit in value["units"]] == [unit.name for unit in units]
     if not is_same or not {column_of(d, u.name) for d in directions for u in units} <= set(columns):
         return None
     notify(f"already attributed: {path}")
-    return Attributed(result.folder, result.record, value, units)
+    return Attributed(result.folder, result.whole, value, units)
 
 
 def _attributed(context: RunContext, variants: Variants) -> dict[str, Found]:
@@ -204,7 +205,8 @@ def _written(
     spent: Mapping[str, Any],
 ) -> Attributed:
     """Writes what was found beside the run; `unfit` as `_moved` gives it, `spent`: time and memory."""
-    scores, extras = read_verified(result.folder, result.record)
+    record = result.whole
+    scores, extras = read_verified(result.folder, record)
     assert scores.against is not None
     names = [unit.name for unit in units]
     columns: dict[str, np.ndarray] = {"index": scores.index, "kld": scores.against.kld}
@@ -221,7 +223,8 @@ def _written(
                     f"{len(scores)} targets"
                 )
             columns[column_of(direction, name)] = column
-    block_tokens = result.record["intervals"]["block_length"]
+    assert record.intervals
+    block_tokens = record.intervals.block_length
     summary, parts = metrics_of(columns, names, block_tokens)
     path = file_of(result.folder, by, "parquet")
     sha256 = write_columns(path, columns)
@@ -229,7 +232,7 @@ def _written(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "created": now(),
-        "run": result.record["sha256"],
+        "run": result.record.sha256,
         "by": by,
         "columns": {"name": path.name, "sha256": sha256, "rows": len(scores)},
         "block_tokens": block_tokens,
@@ -249,4 +252,4 @@ def _written(
     }
     value["sha256"] = seal_of(value)
     write_text(file_of(result.folder, by, "json"), json_text(value))
-    return Attributed(result.folder, result.record, value, units)
+    return Attributed(result.folder, result.whole, value, units)

@@ -21,6 +21,7 @@ from scoremode.results.comparison.rows import short_name
 from scoremode.results.folders.paths import write_output
 from scoremode.results.folders.store import seal_of
 from scoremode.results.knapsack import Front, Option, front_of
+from scoremode.results.record.definition import Record
 from scoremode.results.record.sections import now
 from scoremode.runs.attribution.attribute import Attributed, attribute
 from scoremode.runs.measure import measure
@@ -38,7 +39,7 @@ class Recipe:
     """The measured choice: its run's folder and record, and `value`, what lies beside it."""
 
     folder: Path
-    record: dict[str, Any]
+    record: Record
     value: dict[str, Any]
 
 
@@ -231,19 +232,19 @@ def _written(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "created": now(),
-        "run": result.record["sha256"],
+        "run": result.record.sha256,
         "budget": budget,
         "bits_per_weight": bits(int(front.sizes[place])),
         "predicted": float(front.costs[place]),
-        "measured": result.record["metrics"]["kld"],
+        "measured": result.record.document["metrics"]["kld"],
         "candidates": [
             {
                 "name": name,
-                "source": each.record["checkpoint"]["source"],
+                "source": each.record.checkpoint.source,
                 "run": str(each.folder),
                 "bits_per_weight": bits(sum(p.options[n].size for p in parts)),
                 "predicted": sum(p.options[n].cost for p in parts),
-                "measured": each.record["metrics"]["kld"],
+                "measured": each.record.document["metrics"]["kld"],
             }
             for n, (name, each) in enumerate(zip(names[1:], found, strict=True), 1)
         ],

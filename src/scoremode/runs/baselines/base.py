@@ -217,7 +217,7 @@ class StoredBaseline:
         plan = planned.plan.in_text_order()
         whole = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
         _check_tokens(stored, whole)
-        check_same_plan(whole.to_json(corpus), stored.record, str(stored.path))
+        check_same_plan(whole.to_json(corpus), stored.record.document, str(stored.path))
         self._ordered = None
         if planned.plan.protocol.seed is not None:
             self._ordered = OrderedReference(stored, planned.plan)
@@ -259,7 +259,7 @@ class StoredBaseline:
         return self._ordered or self.stored
 
     def section(self) -> dict[str, Any]:
-        record = self.stored.record
+        record = self.stored.record.document
         names = ("source", "path", "fingerprint", "files", "bits_per_weight", "bytes", "gib")
         return {
             "kind": "model" if self._is_captured else "stored",
@@ -297,7 +297,7 @@ class StoredBaseline:
 
 def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
     """Raises ReferenceUnusable where its plan is another by its tokens alone, with the first."""
-    record = stored.record
+    record = stored.record.document
     if (
         record["plan"]["sha256"] == planned.plan.sha256
         or record["protocol"]["sha256"] != planned.plan.protocol.sha256

@@ -145,35 +145,35 @@ def _check(
     record = audited_record(folder, findings)
     if record is None:
         return {"run": str(folder), "model": None, "not_checked": [], **findings.to_json()}
-    directory = record.get("directory")
-    sources = replace(sources, directory=directory if isinstance(directory, str) else None)
-    read = audited_scores(folder, record, findings)
+    document = record.document
+    sources = replace(sources, directory=record.directory or None)
+    read = audited_scores(folder, document, findings)
     if read is not None:
-        audit_numbers(folder, record, *read, findings)
+        audit_numbers(folder, document, *read, findings)
     tell("text", str(folder))
-    audit_protocol(record, findings)
+    audit_protocol(document, findings)
     plan = None
-    if (made := audited_plan(record, sources, findings, folder)) is not None:
+    if (made := audited_plan(document, sources, findings, folder)) is not None:
         plan, tokenizer = made
         if read is not None:
-            audit_targets(record, plan, tokenizer, *read, findings)
-    audit_answers(folder, record, findings)
-    audit_calibration(record, made, sources, findings)
+            audit_targets(document, plan, tokenizer, *read, findings)
+    audit_answers(folder, document, findings)
+    audit_calibration(document, made, sources, findings)
     tell("hash", str(folder))
-    audit_checkpoint(record, sources, findings)
-    audit_kept(folder, record, findings)
-    audit_attributions(folder, record, read, findings)
-    audit_reference(record, sources, None if read is None else read[0], findings)
+    audit_checkpoint(document, sources, findings)
+    audit_kept(folder, document, findings)
+    audit_attributions(folder, document, read, findings)
+    audit_reference(document, sources, None if read is None else read[0], findings)
     again = None
     if rerun is not None:
-        plan = plan or kept_plan(folder, record, sources, findings)
+        plan = plan or kept_plan(folder, document, sources, findings)
         tell("score", str(folder))
-        again = _again(record, read, plan, sources, rerun, progress, findings)
+        again = _again(document, read, plan, sources, rerun, progress, findings)
     held = [f.name for f in findings.found if (f.part, f.status) == ("second run", "held")]
     result = {
         "run": str(folder),
-        "model": record.get("checkpoint", {}).get("source"),
-        "not_checked": not_checked(record, held),
+        "model": record.checkpoint.source,
+        "not_checked": not_checked(document, held),
     }
     return result | findings.to_json() | ({} if again is None else {"second_run": again})
 

@@ -194,7 +194,7 @@ def _audit_described(
     was computed. Where that was, doesn't matter: the same states may have been made elsewhere."""
     from scoremode.runs.baselines.base import base_sha256
 
-    part, theirs, of = "reference", stored.record, f"those of {stored.path}"
+    part, theirs, of = "reference", stored.record.document, f"those of {stored.path}"
     engine, said = theirs["identity"]["engine"], section.get("engine") or {}
     here = {name: said[name] for name in _MACHINE if name in said}
     if words := misfit(here, IdentityEngine, "reference.engine"):

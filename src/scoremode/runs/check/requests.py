@@ -12,6 +12,8 @@ from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
 from scoremode.results.record.differences import differences
+from scoremode.results.record.section import decode
+from scoremode.results.record.text import AnswersFile, RequestsFile
 from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.results.statistics.pairs import paired_answers
 from scoremode.runs.planning import prefix_of
@@ -33,7 +35,7 @@ def audited_requests(
         findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
         return None
     try:
-        found = read_table(folder / REQUESTS, record["requests"])
+        found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
         names = ("task", "question", "place", "context", "continuation")
         rows = zip(*(found[n] for n in names), strict=True)
         corpus = request_corpus([TextRequest(*row) for row in rows])
@@ -63,7 +65,7 @@ def audited_pages(
     windows = None
     if folder is not None and "requests" in record:
         try:
-            found = read_table(folder / REQUESTS, record["requests"])
+            found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
             assert pages.sizes is not None
             texts = [request.continuation for request in pages.requests]
             made = {"continuation": texts, "words": pages.sizes[:, 0], "bytes": pages.sizes[:, 1]}
@@ -101,7 +103,7 @@ def _planned(
 def _audit_pages(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
     part = "pages"
     try:
-        found = read_table(folder / REQUESTS, record["requests"])
+        found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
         words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
         own, base = np.array(found["logprob"], np.float64), found.get("base_logprob")
         theirs = None if base is None else np.array(base, np.float64)
@@ -122,7 +124,7 @@ def audit_answers(folder: Path, record: Mapping[str, Any], findings: Findings) -
     if (section := record.get(part)) is None:
         return
     try:
-        rows = read_table(folder / ANSWERS, section["answers"])
+        rows = read_table(folder / ANSWERS, decode(section["answers"], AnswersFile))
     except ScoremodeError as error:
         findings.wrong(part, "sha256", str(error))
         return

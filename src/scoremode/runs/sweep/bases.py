@@ -1,7 +1,6 @@
 """The base of a sweep: kept references, each opened and proven once for all models."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RECORD, read_record
+from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import Baseline, is_logits_file, open_baseline
 from scoremode.runs.baselines.base import StoredBaseline, base_sha256
@@ -111,18 +111,18 @@ def head_of(engine: Engine) -> str:
     return "checkpoint" if is_stored else "stored"
 
 
-def check_against(record: Mapping[str, Any], request: Request) -> None:
+def check_against(record: Done, request: Request) -> None:
     """Raises ReferenceUnusable unless a finished run's record is of the request's plan and base.
 
     Its reference is a kept one or a file of logits.
     """
     path = Path(str(request.reference))
-    theirs = record.get("reference") or {}
+    theirs = record.document.get("reference") or {}
     if is_logits_file(path):
         wanted, found = LlamaCppReference(path).file.fingerprint, theirs.get("fingerprint")
     else:
-        stored = StoredReference(path).record
-        check_same_plan(record, stored, str(path))
+        stored = StoredReference(path).record.document
+        check_same_plan(record.document, stored, str(path))
         wanted = base_sha256(stored["checkpoint"]["files"], stored["identity"]["engine"])
         found = theirs.get("sha256")
     if found != wanted:

@@ -17,6 +17,7 @@ from scoremode.reference.writer import HeadTensors
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.checks import checked_record
+from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines import Baseline
@@ -321,12 +322,12 @@ class ModelRuns:
 
         own: Any = request.options
         device = choose_device(own.device, own.max_memory, own.memory_share).to_json()
-        theirs = record.get("identity", {})
+        theirs = record.document.get("identity", {})
         same = (
-            record["status"] == "done"
+            isinstance(record, Done)
             and {name: theirs.get(name) for name in identity} == identity
             and theirs.get("engine", {}).get("device") == device
-            and record["checkpoint"].get("files") == checkpoint.hash_files()
+            and record.checkpoint.files == checkpoint.hash_files()
         )
         return folder if same else None
 
