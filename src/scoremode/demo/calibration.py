@@ -24,8 +24,6 @@ import torch
 
 from scoremode.demo.rounding import Tensors, asymmetric, qweight_by_column, symmetric_scale
 
-__all__ = ["Inputs", "gptq", "inputs_of_linears", "no_bar_of_the_library", "scale_by_inputs"]
-
 # Tokens that the dense model reads at once.
 _WINDOW = 256
 # Share of the mean diagonal that is added to it, GPTQ's.

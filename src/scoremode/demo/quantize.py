@@ -24,8 +24,6 @@ from scoremode.demo.calibration import (
 )
 from scoremode.schemes.patterns import whole_of
 
-__all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
-
 _FP8_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 _INT8_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}

@@ -11,21 +11,6 @@ import torch
 from scoremode.schemes.decoding.codes import mx_exponents, round_float
 from scoremode.schemes.decoding.unpack import E2M1
 
-__all__ = [
-    "Tensors",
-    "asymmetric",
-    "float8_by_block",
-    "float8_by_channel",
-    "global_scale",
-    "int8_by_channel",
-    "mxfp4",
-    "nvfp4",
-    "packed",
-    "qweight_by_column",
-    "qweight_by_output",
-    "symmetric_scale",
-]
-
 Tensors = Mapping[str, torch.Tensor]
 # Outputs in a word of AWQ's, from its lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

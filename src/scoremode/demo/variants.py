@@ -16,8 +16,6 @@ from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
-__all__ = ["measure_variants", "variants_data", "variants_table"]
-
 _COLUMNS = (
     words("model", "model"),
     number("bits/weight", "bits_per_weight", ".3f"),

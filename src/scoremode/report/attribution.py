@@ -20,9 +20,6 @@ from scoremode.report.document import (
 )
 from scoremode.results.comparison.rows import short_name
 
-__all__ = ["attribution_document", "recipe_document"]
-
-
 _COLUMNS = (
     data("rank"),
     words("unit", "unit"),

@@ -19,9 +19,6 @@ from scoremode.report.document import (
 )
 from scoremode.report.facts import protocol_words, text_words
 
-__all__ = ["check_document", "check_total", "verify_document"]
-
-
 _WORDS = {"held": "held", "unchecked": "could not be checked", "wrong": "WRONG"}
 _COLUMNS = (
     words("run", "run"),

@@ -23,8 +23,6 @@ from scoremode.report.groups import groups_of_runs
 from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
 
-__all__ = ["compare_document", "ranked_rows", "rankings_table"]
-
 _TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
 

@@ -25,8 +25,6 @@ from scoremode.report.runs import run_data
 from scoremode.results.metrics import shown
 from scoremode.results.statistics.bootstrap import verdict
 
-__all__ = ["kld_document", "worst_facts"]
-
 Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
 _BEFORE, _TOKEN = 44, 20

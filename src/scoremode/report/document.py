@@ -11,32 +11,6 @@ from typing import Any
 from scoremode.errors import escaped
 from scoremode.results.metrics import MetricSpec, Shown
 
-__all__ = [
-    "Column",
-    "Document",
-    "Facts",
-    "Preformatted",
-    "Prose",
-    "Said",
-    "Table",
-    "columns_table",
-    "counted",
-    "data",
-    "ends",
-    "escaped",
-    "interval",
-    "interval_text",
-    "measured",
-    "metric_columns",
-    "number",
-    "pairs",
-    "printable",
-    "rate",
-    "size",
-    "without_interval",
-    "words",
-]
-
 # Characters of a file's text that stand in a line.
 _WIDEST = 100
 

@@ -16,26 +16,6 @@ from scoremode.results.comparison.comparable import HELD_OUT
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
 
-__all__ = [
-    "bits",
-    "blocks_words",
-    "calibration_rows",
-    "caveats",
-    "chat_sentence",
-    "chat_words",
-    "conversation_rows",
-    "headline_rows",
-    "left_out_rows",
-    "measured_rows",
-    "page_rows",
-    "place_rows",
-    "protocol_words",
-    "ran_rows",
-    "template_rows",
-    "text_words",
-]
-
-
 # Metrics of few targets, which may have no interval where the others do.
 _OF_FEW = frozenset(metric.key for metric in METRICS if metric.of_few)
 _LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}

@@ -19,17 +19,6 @@ from scoremode.report.document import (
 )
 from scoremode.results.metrics import METRICS, Place, shown
 
-__all__ = [
-    "KINDS",
-    "compared_groups",
-    "further_tables",
-    "group_counts",
-    "group_parts",
-    "group_rows",
-    "groups_document",
-    "groups_of_runs",
-]
-
 KINDS = {
     "label": "group",
     "turn": "place in the turn",

@@ -24,9 +24,6 @@ from scoremode.report.facts import (
 from scoremode.report.groups import group_counts
 from scoremode.results.comparison.rows import gib_of
 
-__all__ = ["generation_document", "inspect_document", "plan_document"]
-
-
 # Kinds of modules that are named.
 _KINDS = 16
 

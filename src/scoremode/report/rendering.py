@@ -27,16 +27,6 @@ from scoremode.report.document import (
     pairs,
 )
 
-__all__ = [
-    "document_markdown",
-    "document_text",
-    "literal",
-    "preformatted",
-    "table_csv",
-    "table_markdown",
-    "table_text",
-]
-
 # What would be taken for something else wherever it stands. Of brackets only those with an address
 # behind are: a link's.
 _ALWAYS = re.compile(

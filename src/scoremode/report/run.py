@@ -30,16 +30,6 @@ from scoremode.report.facts import (
 from scoremode.report.groups import group_parts
 from scoremode.report.runs import run_data
 
-__all__ = [
-    "finished_document",
-    "reference_document",
-    "run_document",
-    "shard_document",
-    "tasks_document",
-    "tasks_of_runs",
-]
-
-
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TASK_COLUMNS = (
     words("task", "task"),

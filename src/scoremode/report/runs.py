@@ -21,8 +21,6 @@ from scoremode.report.document import (
 from scoremode.results.comparison.rows import base_row, run_row, short_name
 from scoremode.results.metrics import MetricSpec, Shown, shown
 
-__all__ = ["foreseen_document", "run_data", "runs_table", "status_document"]
-
 
 def runs_table(
     rows: Iterable[Mapping[str, Any]],

@@ -7,15 +7,19 @@ import json
 import re
 import sys
 import zlib
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markupsafe import escape
 from support.report_data import report_data
 from support.run_folders import NOISE, scores_of, write_run
 
 from scoremode.errors import UsageError
-from scoremode.report.page.document import finding, page, section_part, write_report
-from scoremode.report.page.style import text
+from scoremode.report.page.document import finding, markup, page, section_part, write_report
+from scoremode.report.page.style import visible
 
 pytest.importorskip("vl_convert")
 
@@ -38,6 +42,24 @@ class Parsed(HTMLParser):
     def handle_data(self, data):
         if self.open:
             self.raw[self.open][-1] += data
+
+
+ASSETS = ("styles", "style_hashes", "script_hashes", "licenses", "data", "vega", "script")
+
+
+def plain_markup(token: str) -> str:
+    """The page's markup alone, with `token` among its texts and as its run's name."""
+    report = report_data(1, token=token)
+    run = report["sections"][0]["runs"][0]
+    run["name"] = run["source"] = token
+    report = visible(report)
+    parts = [section_part(section) for section in report["sections"]]
+    return markup(report, parts, **dict.fromkeys(ASSETS, ""))
+
+
+@cache
+def tags_of_a_word() -> list[str]:
+    return [tag for tag, _ in Parsed(plain_markup("word")).tags]
 
 
 @pytest.fixture(scope="module")
@@ -141,26 +163,46 @@ def test_one_run_none_and_no_base():
     assert "the lowest perplexity: " in finding(made) and "KLD" not in finding(made)
 
 
-def test_each_place_of_a_chart_has_its_specs():
-    section = report_data(6)["sections"][0]
-    part = section_part(section, alone=True)
+def test_each_place_of_a_chart_has_its_specs(six):
+    part = section_part(report_data(6)["sections"][0])
     for name, specs in part.charts.items():
-        assert f'data-chart="{name}"' in part.html and specs
-    assert part.html.count('class="chart"') == len(part.charts) == 7
-    assert "<h2" not in part.html and text(finding(section)) not in part.html
+        assert f'data-chart="{name}"' in six and specs
+    assert six.count('class="chart"') == len(part.charts) == 7
+    assert "<h2" not in six and six.count(escape(part.finding)) == 1
 
 
-def test_one_of_several_has_a_heading_and_its_finding():
-    section = report_data(6, sections=2)["sections"][1]
-    part = section_part(section, alone=False)
-    assert '<h2 id="s1">' in part.html and text(finding(section)) in part.html
-    assert "Note: runs/old has no hashes" in part.html
+def test_each_of_several_sections_has_a_heading_and_its_finding():
+    report = report_data(6, sections=2)
+    made = page(report)
+    for section in report["sections"]:
+        assert f'<h2 id="{section["id"]}">' in made
+    assert made.count(escape(finding(report["sections"][1]))) == 2
+    assert "Note: runs/old has no hashes" in made
 
 
-def test_greys_are_explained_where_there_are_some():
+def test_greys_are_explained_where_there_are_some(six):
     words = "In colour: the closest on the frontier"
-    assert words not in section_part(report_data(7)["sections"][0], alone=True).html
-    assert words in section_part(report_data(8)["sections"][0], alone=True).html
+    assert words not in six and words in page(report_data(8))
+
+
+def test_the_worst_tokens_stand_side_by_side():
+    report = report_data(4)
+    first = report["sections"][0]["worst"][0]
+    first["runs"] = first["runs"][:2]
+    first["top1"][0]["text"] = None
+    table = page(report).split('id="s0-worst"')[1].split("</table>")[0]
+    assert table.count("<tr>") == 7
+    row = table.split("<tr>")[2]
+    assert "window 0, position 17" in row and f"KLD {first['kld'][0]:.3g}" in row
+    assert ">id 7</span>" in row and row.count("<td>–</td>") == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
+def test_no_text_leaves_its_place(raw):
+    made = plain_markup(raw)
+    assert [tag for tag, _ in Parsed(made).tags] == tags_of_a_word()
+    assert not re.search("[\x00-\x09\x0b-\x1f\u2028\u202e\ud800-\udfff]", made)
 
 
 @pytest.fixture

@@ -14,11 +14,9 @@ from scoremode.report.page.style import (
     COLOURS,
     SHAPES,
     TINTS,
-    element,
     page_config,
     plot_config,
     script_json,
-    text,
     visible,
 )
 
@@ -134,20 +132,6 @@ ANY = st.text(alphabet=st.characters(exclude_categories=()), max_size=40)
 )
 def test_what_has_no_sign_of_its_own_is_written_out(raw, shown):
     assert visible({"a": [raw, 1, None, {"b": (raw,)}]}) == {"a": [shown, 1, None, {"b": [shown]}]}
-
-
-def test_attributes_and_text_are_escaped():
-    made = element(
-        "td", text("<b>&\"'"), title='"><script>', class_="a", data_run=None, hidden=True
-    )
-    assert made == (
-        '<td title="&quot;&gt;&lt;script&gt;" class="a" hidden>&lt;b&gt;&amp;&quot;&#x27;</td>'
-    )
-
-
-@given(ANY)
-def test_no_text_leaves_its_place(raw):
-    assert not re.search("[<>\"'\x00-\x1f\u2028\u202e\ud800-\udfff]", text(raw))
 
 
 @given(

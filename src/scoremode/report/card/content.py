@@ -32,18 +32,6 @@ from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "TOOL",
-    "Group",
-    "card_block",
-    "entries_file",
-    "entry_files",
-    "model_index",
-    "results_of",
-]
-
 
 BEGIN, END = "<!-- scoremode card: begin -->", "<!-- scoremode card: end -->"
 _SHORT = 12

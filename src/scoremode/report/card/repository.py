@@ -26,21 +26,6 @@ from scoremode.report.card.content import (
 from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import RECORD
 
-__all__ = [
-    "README",
-    "address",
-    "card_files",
-    "changes",
-    "check_repo",
-    "open_request",
-    "read_readme",
-    "remote_readme",
-    "with_block",
-    "with_model_index",
-    "write_files",
-]
-
-
 _FRONT = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _KEY = "model-index"
 README = "README.md"

@@ -25,9 +25,6 @@ from scoremode.results.record.section import Count, Section, misfit
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import FLOOR
 
-__all__ = ["attributions", "charts", "recipe_curves", "tails"]
-
-
 _WORDS = {
     "group:confidence": (
         "KLD by the base's confidence, in the record's groups",

@@ -19,28 +19,6 @@ from typing import Any, Literal
 from scoremode.errors import UsageError
 from scoremode.report.page.style import SHAPES, TINTS
 
-__all__ = [
-    "EXTRA",
-    "PERCENTILES",
-    "PLACES",
-    "SYMLOG",
-    "Scale",
-    "Spec",
-    "linear",
-    "lines",
-    "logarithmic",
-    "packed",
-    "percentiles",
-    "placed",
-    "plotting",
-    "quantity",
-    "scatter",
-    "scripts",
-    "share",
-    "signed",
-]
-
-
 Spec = dict[str, Any]
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _LIT = "picked == null || datum.id == picked"

@@ -31,9 +31,6 @@ from scoremode.results.statistics.bootstrap import MIN_BLOCKS, WHOLE, too_few
 from scoremode.results.statistics.means import estimates
 from scoremode.results.statistics.pairs import Pair, pairs
 
-__all__ = ["Cut", "cut", "frontiers", "matrices", "side_by_side", "worst_places"]
-
-
 Floats = NDArray[np.float64]
 
 _SIZES = {

@@ -44,9 +44,6 @@ from scoremode.results.record.section import value_at
 from scoremode.results.statistics.blocks import CONVERSATIONS
 from scoremode.results.statistics.bootstrap import covered
 
-__all__ = ["base_of", "grouped", "provenance", "report_data", "run_of", "short_names", "source_of"]
-
-
 _TESTED = "Runs have their intervals, and are tested against each other,"
 _RULES = {
     "window": "as long as a window",

@@ -17,34 +17,6 @@ All arrays of a series have the same length, and with `bins` that of `bins`.
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "Attribution",
-    "AttributionRow",
-    "Axis",
-    "Base",
-    "Bin",
-    "Chart",
-    "Difference",
-    "Fact",
-    "Frontier",
-    "Matrix",
-    "Measured",
-    "Point",
-    "Provenance",
-    "ReportData",
-    "Run",
-    "Section",
-    "Series",
-    "Standing",
-    "Tail",
-    "Verdict",
-    "Word",
-    "WorstTarget",
-]
-
-
 Standing = Literal["frontier", "beaten", "not distinguishable", "not known"]
 
 SCHEMA = "scoremode.report"

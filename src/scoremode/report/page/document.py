@@ -1,15 +1,29 @@
-"""The whole page: one file of markup, styles, scripts and data, which asks no network for anything."""
+"""The whole page: one file of markup, styles, scripts and data, which asks no network for anything.
+
+`assets/page.html.jinja` is its markup; what it shows is worked out here, in `figures.py` and in
+`tables.py`. Nothing that a model, a text or a path holds becomes markup or script: Jinja escapes every
+value, and `visible` has written out what would act on a page instead of being seen.
+"""
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import jinja2
+
 from scoremode.report.page.chart_types import Spec, packed, plotting, scripts
 from scoremode.report.page.data import report_data
-from scoremode.report.page.definition import Attribution, Provenance, ReportData, Run, Section
+from scoremode.report.page.definition import (
+    Attribution,
+    Provenance,
+    ReportData,
+    Run,
+    Section,
+    WorstTarget,
+)
 from scoremode.report.page.figures import (
     Figure,
     Row,
@@ -23,9 +37,7 @@ from scoremode.report.page.figures import (
 from scoremode.report.page.style import (
     TINTS,
     colour_variables,
-    element,
     interval_words,
-    joined,
     kld_words,
     page_config,
     percent,
@@ -33,71 +45,74 @@ from scoremode.report.page.style import (
     ratio_words,
     script_json,
     size_words,
-    text,
     visible,
 )
 from scoremode.report.page.tables import (
+    MARKS,
+    Table,
     attribution_table,
     groups_table,
-    key,
     matrix_table,
     ranking_table,
     tasks_table,
-    worst_table,
 )
 from scoremode.results.folders.paths import run_folders, write_output
 
-__all__ = ["Part", "finding", "page", "section_part", "write_report"]
-
-
-_HOW_TO_READ = (
-    ("KLD", "How far a model's predictions are from its base's, over the whole vocabulary, in nats, "
-            "averaged "
-     "over all tokens. 0 is the same model. Errors can't cancel in it, as they do in a perplexity. "
-     "If every "
-     "token were drawn from the base itself, the perplexity would be exp(KLD) times the base's: for "
-     "a KLD of "
-     "0.02, 2 % above it."),
-    ("99.9 % KLD", "One token in a thousand is further off than this: how bad the bad moments are."),
-    ("PPL / base", "How much more surprising the text became. Only this ratio means something, and "
-                   "only on "
-     "this text; by luck with the text it can fall below 1."),
-    ("same top-1", "How often both find the same token the likeliest: greedy decoding goes another way "
-     "where they don't."),
-    ("[low, high]", "A 95 % interval: how far luck with the text could have moved the number, by a "
-                    "block "
-     "bootstrap over the text, paired token by token against the base. To tell two runs apart look "
-     "at the "
-     "matrix: intervals that overlap don't answer it."),
-    ("bits per weight", "Of the whole file, embeddings and head included; or of the quantized "
-                        "layers alone, "
-     "as formats are named. GiB is what has to be stored."),
-    ("frontier", "The runs that no other beats: nothing measured here is both smaller and closer to "
-                 "the base."),
-)  # fmt: skip
-_MOST = 7
+# Names in a list of runs, and rows of the worst tokens: more are in the data.
+_MOST, _PLACES = 7, 20
 # Groups that are drawn as lines have no table beside them.
 _DRAWN = ("group:confidence", "group:position")
 _MATRIX = {
-    "kld": "The row's mean KLD less the column's (nats), where they differ beyond luck with the "
-    "text: paired "
-    "by token, corrected for the number of pairs (Holm, 5 %). Blue: the row is closer to the base.",
-    "nll": "The row's mean nll less the column's (nats), where they differ beyond luck with the "
-    "text: paired "
-    "by token, corrected for the number of pairs (Holm, 5 %). Blue: the row predicts the text better.",
+    "kld": (
+        "Who differs from whom",
+        "The row's mean KLD less the column's (nats), where they differ beyond luck with the text: "
+        "paired by token, corrected for the number of pairs (Holm, 5 %). Blue: the row is closer to "
+        "the base.",
+    ),
+    "nll": (
+        "Who differs from whom in perplexity",
+        "The row's mean nll less the column's (nats), where they differ beyond luck with the text: "
+        "paired by token, corrected for the number of pairs (Holm, 5 %). Blue: the row predicts the "
+        "text better.",
+    ),
 }
 
 
 @dataclass(frozen=True)
+class Block:
+    """A table under its title and a note."""
+
+    title: str
+    table: Table
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Part:
-    """A section as markup, with the data and the specs of its charts, by their ids in it."""
+    """A section as the page shows it, with the rows and the specs of its charts, by their ids.
+
+    - `how`, `runs`: names and words on how the section, and each of its runs, was measured.
+    - `legend`: the ranked runs as `who` has them. `blocks`: the ranking first.
+    """
 
     title: str
     anchor: str
-    html: str
+    finding: str
+    facts: str
+    how: list[tuple[str, str]]
+    runs: list[tuple[str, list[tuple[str, str]]]]
     who: dict[str, Row]
+    legend: list[Row]
     rows: dict[str, list[Row]]
-    charts: dict[str, list[Spec]]
+    figures: list[Figure]
+    blocks: list[Block]
+    worst: list[WorstTarget]
+    tasks: Table | None
+    notes: list[str]
+
+    @property
+    def charts(self) -> dict[str, list[Spec]]:
+        return {f"{self.anchor}-{one.name}": list(one.choices.values()) for one in self.figures}
 
 
 def page(report: ReportData) -> str:
@@ -106,8 +121,7 @@ def page(report: ReportData) -> str:
     Raises UsageError where the extra that draws charts is missing.
     """
     shown: ReportData = visible(report)
-    alone = len(shown["sections"]) == 1
-    parts = [section_part(section, alone=alone) for section in shown["sections"]]
+    parts = [section_part(section) for section in shown["sections"]]
     styles, bundle, script = colour_variables() + _asset("page.css"), scripts(), _asset("page.js")
     data = {
         "config": page_config(),
@@ -117,70 +131,45 @@ def page(report: ReportData) -> str:
         # With its texts made visible: what a script may show has been made harmless.
         "report": shown,
     }
-    policy = (
-        f"default-src 'none'; script-src {_hashes(bundle, script)}; style-src {_hashes(styles)}"
-    )
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        element("title", text(f"{shown['title']} · scoremode")),
-        f"<style>{styles}</style>",
-        f"<!--\n{_asset('licenses.txt')}-->",
-    ]
-    body = [
-        _header(shown, parts, alone=alone),
-        element("main", joined(part.html for part in parts)),
-        _reading(),
-        _measured(shown),
-        _footer(shown),
-        '<div id="tip" role="tooltip" hidden></div>',
-        f'<script type="application/json" id="report-data">{script_json(data)}</script>',
-        f'<script type="application/octet-stream" id="vega">{packed(bundle)}</script>',
-        f'<script type="module">{script}</script>',
-    ]
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n{joined(head)}\n</head>\n'
-        f"<body>\n{joined(body)}\n</body>\n</html>\n"
+    return markup(
+        shown,
+        parts,
+        styles=styles,
+        style_hashes=_hashes(styles),
+        script_hashes=_hashes(bundle, script),
+        licenses=_asset("licenses.txt"),
+        data=script_json(data),
+        vega=packed(bundle),
+        script=script,
     )
 
 
-def _header(shown: ReportData, parts: Sequence[Part], *, alone: bool) -> str:
-    themes = element("button", "theme", type="button", id="theme", class_="script-only")
-    title = element(
-        "div",
-        element("p", "scoremode report", class_="kicker") + element("h1", text(shown["title"])),
+def markup(report: ReportData, parts: Sequence[Part], **assets: str) -> str:
+    """The template with all that is shown; `assets`: what stands in it as it is."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-    said = element("p", text(finding(shown["sections"][0])), class_="finding") if alone else ""
-    links = [(f"#{part.anchor}", part.title) for part in parts] if not alone else []
-    links += [("#reading", "How to read this"), ("#measured", "What was measured, and how")]
-    items = (element("li", element("a", text(words), href=href)) for href, words in links)
-    contents = element("nav", element("ul", joined(items)), aria_label="Contents")
-    return element("header", joined([element("div", title + themes, class_="top"), said, contents]))
-
-
-def _reading() -> str:
-    content = element("summary", "How to read this") + _pairs(list(_HOW_TO_READ))
-    return element("details", content, id="reading", class_="printed")
-
-
-def _measured(shown: ReportData) -> str:
-    parts = [element("summary", "What was measured, and how")]
-    for section in shown["sections"]:
-        parts.append(element("h3", text(section["title"])) + _pairs(_section_facts(section)))
-        for run in section["runs"]:
-            content = element("summary", text(f"{run['name']} — {run['format']}"))
-            parts.append(
-                element("details", content + _pairs(_run_facts(run["source"], run["provenance"])))
-            )
-    return element("details", joined(parts), id="measured", class_="printed")
+    # Names that its macros have, too.
+    environment.globals |= {"alone": len(parts) == 1, "kld_words": kld_words, "marks": MARKS}
+    environment.globals["rest"] = len(TINTS) - 1
+    return environment.get_template("page.html.jinja").render(report=report, parts=parts, **assets)
 
 
 def _section_facts(section: Section) -> list[tuple[str, str]]:
-    found = [(f"protocol: {name}", _said(value)) for name, value in section["protocol"].items()]
-    found += [(f"text: {name}", _said(value)) for name, value in section["text"].items()]
-    found += [(f"plan: {name}", _said(value)) for name, value in section["plan"].items()]
+    found = [
+        (f"{of}: {name}", _said(value))
+        for of, values in (
+            ("protocol", section["protocol"]),
+            ("text", section["text"]),
+            ("plan", section["plan"]),
+        )
+        for name, value in values.items()
+    ]
     if (base := section["base"]) is not None:
         found += [("base", base["source"]), ("base's sha256", base["sha256"])]
     for one in section["differing"]:
@@ -212,20 +201,6 @@ def _said(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_said, value))
     return "–" if value is None else str(value)
-
-
-def _pairs(rows: list[tuple[str, str]]) -> str:
-    content = joined(element("dt", text(a)) + element("dd", text(b)) for a, b in rows)
-    return element("dl", content, class_="pairs")
-
-
-def _footer(shown: ReportData) -> str:
-    made = f"scoremode {shown['made_with']}"
-    newest = f", of runs up to {shown['finished']}" if shown["finished"] else ""
-    command = f" {' '.join(shown['command'])}" if "command" in shown else ""
-    note = "Every number is in this file as JSON, in the element report-data."
-    by = element("code", text(command.strip())) if command else ""
-    return element("footer", f"Made by {text(made + newest)}. {by} {text(note)}")
 
 
 def _hashes(*contents: str) -> str:
@@ -309,24 +284,31 @@ def _lowest_perplexity(runs: list[Run]) -> str:
     return f"{best['name']} has {lead} {ppl}."
 
 
-def section_part(section: Section, *, alone: bool) -> Part:
-    """The section's markup. `alone`: the page has no other; its finding stands in the page's head."""
+def section_part(section: Section) -> Part:
+    """All that the page shows of the section."""
     name, who = section["id"], identities(section)
+    ranked = quants(section)
     rows = own_rows(section, who)
-    drawn = figures(section, rows)
-    blocks = [
-        "" if alone else element("h2", text(section["title"]), id=name),
-        "" if alone else element("p", text(finding(section)), class_="finding"),
-        element("p", _facts(section), class_="facts"),
-        _block("Ranking", ranking_table(section, who, f"{name}-ranking"), f"{name}-ranking"),
-        _legend(section, who) if drawn else "",
-        element("div", joined(_figure(one, name) for one in drawn), class_="figures"),
-        *_tables(section, who, name),
-        *(element("p", text(f"Note: {note}"), class_="note") for note in section["notes"]),
-    ]
-    html = element("section", joined(blocks), data_of=name)
-    charts = {f"{name}-{one.name}": list(one.choices.values()) for one in drawn}
-    return Part(section["title"], name, html, who, rows, charts)
+    tasks = tasks_table(section, f"{name}-tasks") if section["tasks"] else None
+    return Part(
+        title=section["title"],
+        anchor=name,
+        finding=finding(section),
+        facts=_facts(section),
+        how=_section_facts(section),
+        runs=[
+            (f"{run['name']} — {run['format']}", _run_facts(run["source"], run["provenance"]))
+            for run in section["runs"]
+        ],
+        who=who,
+        legend=[who[run["id"]] for run in ranked],
+        rows=rows,
+        figures=figures(section, rows),
+        blocks=_blocks(section, who),
+        worst=section["worst"][:_PLACES],
+        tasks=tasks,
+        notes=section["notes"],
+    )
 
 
 def _facts(section: Section) -> str:
@@ -337,51 +319,32 @@ def _facts(section: Section) -> str:
     if base is not None:
         dtype = f" in {base['dtype']}" if base["dtype"] else ""
         facts.append(f"base {base['name']}{dtype}, PPL {ppl_words(base['ppl']['value'])}")
-    return text(" · ".join([*facts, section["interval_words"]]))
+    return " · ".join([*facts, section["interval_words"]])
 
 
-def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
-    found = []
+def _blocks(section: Section, who: Mapping[str, Row]) -> list[Block]:
+    """The ranking, groups, matrices and attributions."""
+    name = section["id"]
+    found = [Block("Ranking", ranking_table(section, who, f"{name}-ranking"))]
     for chart in section["charts"]:
         if chart["x"]["scale"] != "category" or chart["id"] in _DRAWN:
             continue
         anchor = f"{name}-{chart['id'].replace(':', '-')}"
-        made = groups_table(chart, quants(section), who, anchor)
         note = chart["words"]
         if chart["y"]["unit"] == "nats":
             note += " The deeper the colour, the further above the run's own mean."
-        found.append(_block(chart["title"], made, anchor, note))
+        made = groups_table(chart, quants(section), who, anchor)
+        found.append(Block(chart["title"], made, note))
     for matrix in section["matrices"]:
-        if not matrix["pairs"]:
-            continue
-        anchor = f"{name}-matrix-{matrix['of']}"
-        made = matrix_table(matrix, who, anchor)
-        said = f"{_MATRIX[matrix['of']]} A dot: not told apart on this text. {matrix['note'] or ''}"
-        title = "Who differs from whom" + (" in perplexity" if matrix["of"] == "nll" else "")
-        found.append(_block(title, made, anchor, said))
+        if matrix["pairs"]:
+            title, words = _MATRIX[matrix["of"]]
+            note = f"{words} A dot: not told apart on this text. {matrix['note'] or ''}"
+            made = matrix_table(matrix, who, f"{name}-matrix-{matrix['of']}")
+            found.append(Block(title, made, note))
     for of in section["attributions"]:
-        anchor = f"{name}-attribution-{of['run']}"
-        made = attribution_table(of, anchor)
         title = f"Which part does the damage: {who[of['run']]['name']}"
-        found.append(_block(title, made, anchor, _attribution_words(of)))
-    if section["worst"]:
-        anchor = f"{name}-worst"
-        note = (
-            "Where one of them is furthest from the base. In each cell: the token it thought "
-            "likeliest, "
-            "underlined where the base thought otherwise; its KLD there; and the probability p of the "
-            "token that came."
-        )
-        made = worst_table(section, who, anchor)
-        found.append(_block("The worst tokens, side by side", made, anchor, note))
-    if section["tasks"]:
-        anchor = f"{name}-tasks"
-        note = (
-            "The harness's metrics of each task. Against a base, of the same questions: the change "
-            "with its 95 % interval, how many were lost and gained, McNemar's exact p, and the mean "
-            "KLD over the tokens of the answers."
-        )
-        found.append(_block("Tasks", tasks_table(section, anchor), anchor, note))
+        made = attribution_table(of, f"{name}-attribution-{of['run']}")
+        found.append(Block(title, made, _attribution_words(of)))
     return found
 
 
@@ -400,53 +363,6 @@ def _attribution_words(of: Attribution) -> str:
             "into other modules."
         )
     return words
-
-
-def _block(title: str, made: str, table: str, note: str = "") -> str:
-    tools = "".join(
-        element("button", f"copy as {words}", type="button", data_copy=form, data_table=table)
-        for form, words in (("markdown", "Markdown"), ("csv", "CSV"))
-    )
-    bar = element("h3", text(title)) + element("div", tools, class_="tools script-only")
-    said = element("p", text(note), class_="note") if note else ""
-    return element("div", joined([element("div", bar, class_="bar"), said, made]), class_="block")
-
-
-def _legend(section: Section, who: dict[str, Row]) -> str:
-    items = []
-    for run in quants(section):
-        one = who[run["id"]]
-        button = element("button", key(one["tint"]) + text(one["short"]), type="button",
-                         data_run=run["id"], aria_pressed="false", title=run["name"])  # fmt: skip
-        items.append(element("li", button))
-    words = "Point at a name, a row or a mark: it stands out everywhere. A click keeps it."
-    if any(who[run["id"]]["tint"] == len(TINTS) - 1 for run in quants(section)):
-        words += " In colour: the closest on the frontier."
-    hint = element("li", text(words), class_="note script-only")
-    return element("ul", joined([*items, hint]), class_="legend")
-
-
-def _figure(one: Figure, section: str) -> str:
-    name = f"{section}-{one.name}"
-    choice = ""
-    if len(one.choices) > 1:
-        inputs = "".join(
-            f'<input type="radio" name="{name}-x" id="{name}-{i}" value="{i}"{"" if i else " checked"}>'
-            f'<label for="{name}-{i}">{text(words)}</label>'
-            for i, words in enumerate(one.choices)
-        )
-        legend = element("legend", "size as", class_="unseen")
-        choice = element("fieldset", legend + inputs, class_="choice script-only", data_for=name)
-    caption = element("figcaption", element("h3", text(one.title)) + text(one.caption))
-    place = element(
-        "div",
-        "",
-        class_="chart",
-        id=name,
-        data_chart=name,
-        data_label=f"{one.title}. {one.caption}",
-    )
-    return element("figure", joined([caption, choice, place]))
 
 
 def write_report(

@@ -45,21 +45,6 @@ from scoremode.report.page.style import (
     visible,
 )
 
-__all__ = [
-    "Figure",
-    "Row",
-    "axis_of",
-    "figures",
-    "frontier_rows",
-    "identities",
-    "line_rows",
-    "own_rows",
-    "quants",
-    "unit_of",
-    "write_plots",
-]
-
-
 _SIZES = {
     "bits_file": "bits/weight, file",
     "bits_body": "bits/weight, layers",

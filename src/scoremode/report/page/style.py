@@ -1,46 +1,17 @@
-"""The style of the page and its plots: colours, letters, marks, numbers as people read them, and safe
-markup.
+"""The style of the page and its plots: colours, letters, marks, and numbers as people read them.
 
 Series have the hues of Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), which people of every
 kind of colour vision tell apart, darker on white and lighter on black where their contrast asks for
 it; shapes are the second channel. Quantities have one hue, from pale to deep.
-
-Nothing that a model, a text or a path holds becomes markup, or script: `text` escapes it, `element`
-takes attributes as text, and `visible` shows what would do something to a page instead of being seen.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from html import escape
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.errors import escaped
 from scoremode.report.page.definition import Measured
 from scoremode.results.metrics import Kind
-
-__all__ = [
-    "COLOURS",
-    "SAID",
-    "SHAPES",
-    "TINTS",
-    "bits_words",
-    "colour_variables",
-    "element",
-    "interval_words",
-    "kld_words",
-    "page_config",
-    "percent",
-    "plot_config",
-    "ppl_words",
-    "rate_words",
-    "ratio_words",
-    "script_json",
-    "size_unit",
-    "size_words",
-    "text",
-    "visible",
-]
-
 
 # Name → colour in the light theme, and in the dark one.
 COLOURS = {
@@ -220,27 +191,6 @@ def visible(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [visible(item) for item in value]
     return value
-
-
-def text(value: object) -> str:
-    """A value as a page's text, or as an attribute's."""
-    return escape(escaped(str(value)))
-
-
-def element(name: str, content: str = "", **attributes: object) -> str:
-    """An element of HTML with `content` (markup); attributes that are None or False are left out, and
-    `_` in their names is `-`, but for one at the end."""
-    words = [name]
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        key = key.rstrip("_").replace("_", "-")
-        words.append(key if value is True else f'{key}="{text(value)}"')
-    return f"<{' '.join(words)}>{content}</{name}>"
-
-
-def joined(parts: Iterable[str]) -> str:
-    return "\n".join(part for part in parts if part)
 
 
 def script_json(value: Any) -> str:

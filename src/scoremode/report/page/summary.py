@@ -28,26 +28,6 @@ from scoremode.results.statistics.means import (
     percentile_intervals,
 )
 
-__all__ = [
-    "BINNED",
-    "PERCENTILES",
-    "Binned",
-    "BinnedKind",
-    "Compared",
-    "Place",
-    "Summary",
-    "TailPoints",
-    "Units",
-    "binned_means",
-    "drawn",
-    "histogram",
-    "measured",
-    "measured_at",
-    "rounded",
-    "summarized",
-]
-
-
 _CONFIDENCES = tuple(i / 10 for i in range(11))
 _PROBABILITIES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _POSITIONS = 24
