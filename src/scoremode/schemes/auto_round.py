@@ -19,8 +19,6 @@ from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight import MARKS, Declared, Qweight, Stored, promised_qweight
 
-__all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
-
 _METHOD = "quantization method 'auto-round'"
 _NAME = re.compile(r"[\w.-]+")
 # Of blocks of float8.

@@ -32,7 +32,13 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.unpack import Elements, look_up, row_blocks, unpack_integers
+from scoremode.schemes.decoding.unpack import (
+    Elements,
+    Tensors,
+    look_up,
+    row_blocks,
+    unpack_integers,
+)
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.layout import UNTOLD, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
@@ -45,21 +51,6 @@ from scoremode.schemes.qweight import (
     check_gates,
     promised_qweight,
 )
-
-__all__ = [
-    "SIZES",
-    "AwqConfig",
-    "Gemv",
-    "GemvFast",
-    "Modules",
-    "gemv_fast_layout",
-    "gemv_layout",
-    "parse_awq",
-    "stored_gemv",
-    "stored_gemv_fast",
-    "zero_words",
-]
-
 
 # Words of zero points come in multiples of as many, by the size of groups; one from 128 on.
 SIZES = {32: 4, 64: 2}
@@ -97,19 +88,13 @@ class Gemv(Packed):
     def elements(self) -> Elements:
         return Elements(4)
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         super().decode(self._of_groups(tensors, scratch), out, scratch)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         return super().factor(self._of_groups(tensors, scratch), out, scratch)
 
-    def _of_groups(
-        self, tensors: Mapping[str, torch.Tensor], scratch: Scratch
-    ) -> dict[str, torch.Tensor]:
+    def _of_groups(self, tensors: Tensors, scratch: Scratch) -> dict[str, torch.Tensor]:
         """The tensors, of which scales and zero points are [O, groups], these int8."""
         groups = self.scaling.stored_shape[1]
         # A copy, since the integers are scratch.
@@ -183,9 +168,7 @@ class GemvFast:
     def inputs(self) -> None:
         return None
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         packed, groups = tensors["qweight"].contiguous(), self.shape[1] // self.size
         scale, zero = (tensors[name][:groups].contiguous() for name in ("scales", "qzeros"))
 

@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["decode"]
-
 # Elements of a program.
 _TILE = 2048
 

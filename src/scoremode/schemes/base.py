@@ -9,29 +9,13 @@ round it. *Factors* are the stored codes and their scales, apart: where activati
 products are of codes, and scales are applied to the products.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import Scratch
-
-__all__ = [
-    "ColumnScheme",
-    "Dense",
-    "FactoredScheme",
-    "MinimumScheme",
-    "Quantizer",
-    "RowScheme",
-    "Scheme",
-    "Scratch",
-    "TableScheme",
-    "factors_of",
-    "fitted",
-    "input_factor",
-]
+from scoremode.schemes.decoding.unpack import Scratch, Tensors
 
 
 class Quantizer(Protocol):
@@ -64,7 +48,7 @@ class Quantizer(Protocol):
     def quantize(
         self,
         x: torch.Tensor,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         dtype: torch.dtype = torch.float32,
     ) -> Quantized:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I]; `dtype`: of the codes."""
@@ -90,9 +74,7 @@ class Scheme(Protocol):
     @property
     def inputs(self) -> Quantizer | None: ...
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         """Fills `out` [O, I], of any float dtype, with the effective weight.
 
         `tensors` are those of `self.tensors` by suffix, on the device of `out`.
@@ -143,18 +125,14 @@ class FactoredScheme(Scheme, Protocol):
     @property
     def codes(self) -> Codes: ...
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         """Fills `out` [O, I] with codes, each exact in its dtype; returns the scales.
 
         Scales are float32 [O or 1, ceil(I / codes.group)]: weight [o, i] is code times scale.
         """
         ...
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         """Returns what `factor` would give in `dtype`, with the codes where they are stored; None where
         they are stored in another way.
 
@@ -167,9 +145,7 @@ class FactoredScheme(Scheme, Protocol):
 class ColumnScheme(FactoredScheme, Protocol):
     """A format some of whose columns are multiplied with inputs that are not quantized (LLM.int8)."""
 
-    def columns(
-        self, tensors: Mapping[str, torch.Tensor], columns: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def columns(self, tensors: Tensors, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The effective weight's `columns` int64 [n], rounded to `dtype`: [O, n]."""
         ...
 
@@ -178,14 +154,14 @@ class ColumnScheme(FactoredScheme, Protocol):
 class MinimumScheme(FactoredScheme, Protocol):
     """A format that may add a minimum to code times scale (some of ggml's)."""
 
-    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
         """float32 [O, I / codes.group]: what is added to each of a group's values; None for nothing."""
         ...
 
 
 def factors_of(
     scheme: FactoredScheme,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     out: torch.Tensor,
     scratch: Scratch,
 ) -> Quantized:
@@ -219,9 +195,7 @@ class Dense:
     def is_stored_as(self, dtype: torch.dtype) -> bool:
         return _DTYPES[self.dtype] == dtype
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         out.copy_(tensors[self.name])
 
 

@@ -26,9 +26,6 @@ from scoremode.schemes.layout import UNTOLD, Headers, Layout, Linear, Tensor, si
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted, is_one_of_layers
 
-__all__ = ["METHOD", "BitsAndBytesConfig", "Modules", "parse_bitsandbytes"]
-
-
 METHOD = "quantization method 'bitsandbytes'"
 
 

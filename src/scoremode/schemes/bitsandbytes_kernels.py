@@ -15,8 +15,6 @@ import triton.language as tl
 
 from scoremode.schemes.decoding.kernels import ROUNDING
 
-__all__ = ["decode", "decode_int8"]
-
 # Elements of a program.
 _TILE = 4096
 

@@ -21,7 +21,6 @@ Source: bitsandbytes 0.50, `dequantize_4bit` and `dequantize_blockwise` on a CPU
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +29,7 @@ from scoremode.lib import fallback
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, row_blocks
-
-__all__ = ["INVERSE", "TABLES", "FourBit", "LlmInt8", "Nested"]
-
+from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, Tensors, row_blocks
 
 # Normal quantiles; and 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1 in the order of their codes.
 _NF4 = (
@@ -82,9 +78,7 @@ class FourBit:
     def inputs(self) -> None:
         return None
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         packed = tensors["weight"].contiguous().view(torch.uint8).view(-1)
         absmax, table = self._absmax(tensors), TABLES[self.type].to(out.device)
 
@@ -97,7 +91,7 @@ class FourBit:
         if not fallback.attempt(f"decode {self.label}", out.device, run):
             self._decode(packed, absmax, table, out, scratch)
 
-    def _absmax(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _absmax(self, tensors: Tensors) -> torch.Tensor:
         """float32 [blocks]."""
         stored = tensors["weight.absmax"]
         if self.nested is None:
@@ -160,9 +154,7 @@ class LlmInt8:
     def codes(self) -> Codes:
         return Codes("int", 128)
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         weight, largest = tensors["weight"], tensors["SCB"]
 
         def run() -> None:
@@ -178,26 +170,20 @@ class LlmInt8:
             q.copy_(weight[rows]).mul_(largest[rows].unsqueeze(1)).mul_(INVERSE)
             out[rows].copy_(q)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         out.copy_(tensors["weight"])
         return _scale(tensors)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         weight = tensors["weight"]
         # Contiguous and aligned as the device's matmuls want it.
         fits = weight.dtype == dtype and weight.is_contiguous() and weight.data_ptr() % 16 == 0
         return Quantized(weight, _scale(tensors)) if fits else None
 
-    def columns(
-        self, tensors: Mapping[str, torch.Tensor], columns: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def columns(self, tensors: Tensors, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         chosen = tensors["weight"][:, columns].float()
         return chosen.mul_(tensors["SCB"].unsqueeze(1)).mul_(INVERSE).to(dtype)
 
 
-def _scale(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _scale(tensors: Tensors) -> torch.Tensor:
     return tensors["SCB"].unsqueeze(1) * INVERSE

@@ -36,9 +36,6 @@ from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Lin
 from scoremode.schemes.library import Library
 from scoremode.schemes.unsupported import sparse_format
 
-__all__ = ["FORMATS", "Format", "Modules", "Stored", "has_dense_words"]
-
-
 Built = TypeVar("Built", bound=FactoredScheme)
 # Left by a cache's quantization in its own checkpoints; they belong to the cache.
 _OF_THE_CACHE = {"output_scale", "output_zero_point"}

@@ -19,9 +19,6 @@ from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared
 from scoremode.schemes.patterns import EMBEDDINGS, Patterns, parts_of
 from scoremode.schemes.unsupported import sparse_format
 
-__all__ = ["Group", "QuantizationConfig", "parse_quantization", "preset_formats"]
-
-
 _TOKEN = TensorFormat(8, "int", "token", dynamic=True)
 _FP8_TOKEN = replace(_TOKEN, type="float")
 _FP8_GROUP = TensorFormat(8, "float", "group", 128, dynamic=True)

@@ -34,7 +34,6 @@ Source: compressed-tensors' MXFP4PackedCompressor, MXFP6PackedCompressor, MXFP8Q
 OCP Microscaling Formats 1.0.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,18 +41,15 @@ import torch
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import E4M3, FLOATS, SIGNED_BYTES, Elements, look_up_scales
+from scoremode.schemes.decoding.unpack import (
+    E4M3,
+    FLOATS,
+    SIGNED_BYTES,
+    Elements,
+    Tensors,
+    look_up_scales,
+)
 from scoremode.schemes.packed import Packed
-
-__all__ = [
-    "FloatQuantized",
-    "IntQuantized",
-    "Mx",
-    "Naive",
-    "Nvfp4",
-    "PackQuantized",
-    "activation_label",
-]
 
 
 @dataclass(frozen=True)
@@ -116,18 +112,14 @@ class Naive(Packed):
     def tensors(self) -> tuple[str, ...]:
         return ("weight", self.scale_name)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         weight = tensors[self.tensors[0]]
         if "weight_zero_point" in tensors or weight.dtype not in (out.dtype, torch.int8):
             return super().factor(tensors, out, scratch)
         out.copy_(weight)
         return self.scales(tensors)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         weight = tensors[self.tensors[0]]
         # Contiguous and aligned as the device's matmuls want it.
         fits = weight.dtype == dtype and weight.is_contiguous() and weight.data_ptr() % 16 == 0
@@ -209,9 +201,7 @@ class Nvfp4(Packed):
     def elements(self) -> Elements:
         return FLOATS[4]
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         stored, whole = tensors["weight_scale"], tensors["weight_global_scale"].view(1)
         if self.by_kernel(
             "decode", tensors, out, scale=stored, whole=whole, rounding=torch.bfloat16
@@ -225,9 +215,7 @@ class Nvfp4(Packed):
                 q = rounded.copy_(q)
             out[rows].copy_(q)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         stored = tensors["weight_scale"]
         if not self.by_kernel("factor", tensors, out, scale=stored):
             scale = look_up_scales(stored, E4M3.to(out.device), scratch)
@@ -235,7 +223,7 @@ class Nvfp4(Packed):
                 self.scaling.multiply(q, scale, rows, out)
         return self.whole(tensors)
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def whole(self, tensors: Tensors) -> torch.Tensor:
         """float32 [1, 1]: what codes with their local scales in them are multiplied with."""
         return 1 / tensors["weight_global_scale"].view(1, 1)
 
@@ -270,8 +258,6 @@ class Mx(Packed):
     def elements(self) -> Elements:
         return FLOATS[self.bits]
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         self.decode(tensors, out, scratch)
         return torch.ones(1, 1, device=out.device)

@@ -32,26 +32,10 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
+from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, Tensors
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.layout import Headers, single
 from scoremode.schemes.library import Library, TensorsDecide
-
-__all__ = [
-    "ADDED",
-    "BLOCK",
-    "CODEBOOKS",
-    "METHOD",
-    "MULTIPLIERS",
-    "TILE",
-    "Exl3",
-    "Exl3Config",
-    "Modules",
-    "codebook_values",
-    "inner_weight",
-    "parse_exl3",
-]
-
 
 METHOD = "quantization method 'exl3'"
 
@@ -114,9 +98,7 @@ class Exl3:
         padded = tuple(-(-size // BLOCK) * BLOCK for size in shape)
         return replace(self, shape=shape) if padded == self.shape else self
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         trellis = tensors["trellis"]
         suh, svh = (
             _signs(tensors[name]) if packed else tensors[name]

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from scoremode.schemes.exl3 import ADDED, BLOCK, CODEBOOKS, MULTIPLIERS, TILE
 
-__all__ = ["decode"]
-
 # Of 4, 8, 16 and 32 on an H200 (torch 2.11, 4 bits, 14336 × 4096): 447, 394, 326 and 226 G weights/s.
 _WARPS = 4
 _BLOCK = tl.constexpr(BLOCK)

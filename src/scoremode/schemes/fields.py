@@ -13,9 +13,6 @@ from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 
-__all__ = ["Fields", "TensorFormat", "UnreadCache", "declared_cache", "not_decoded", "shown"]
-
-
 _NOT = "quantization_config can't be understood"
 
 

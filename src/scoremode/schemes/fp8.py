@@ -34,9 +34,6 @@ from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, UNTOLD, Headers, Lay
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import NotConverted
 
-__all__ = ["METHOD", "BlockFloat8", "Fp4", "Fp8Config", "Modules", "parse_fp8"]
-
-
 METHOD = "quantization method 'fp8'"
 # Said in configs that mean more than blocks of float8: ModelOpt's, Quark's, embeddings in float8.
 _MORE = (

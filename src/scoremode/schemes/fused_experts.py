@@ -5,7 +5,6 @@ that it is, `experts.gate_up_proj`, or that with a suffix, `experts.gate_up_proj
 module for each linear, and there the parameter is its `weight`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +16,9 @@ from scoremode.schemes.base import (
     RowScheme,
     Scheme,
     Scratch,
+    Tensors,
 )
 from scoremode.schemes.decoding.codes import Codes, Quantized
-
-__all__ = ["Expert", "Stacked", "input_tensors", "shared_tensors"]
 
 
 @dataclass(frozen=True)
@@ -63,25 +61,19 @@ class Expert:
         """The name in the experts' module of the tensor that has this suffix in a linear alone."""
         return dict(self.names)[suffix]
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         self.of.decode(self._own(tensors), out, scratch)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         return self._factored.factor(self._own(tensors), out, scratch)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         if self.transposed:
             # A copy would last as long as the layer, beside those of all other experts.
             return None
         return self._factored.stored_factors(self._own(tensors), dtype)
 
-    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
         own = self.of
         return own.minimum(self._own(tensors)) if isinstance(own, MinimumScheme) else None
 
@@ -91,7 +83,7 @@ class Expert:
         assert isinstance(self.of, FactoredScheme), f"{self.label} has no codes apart"
         return self.of
 
-    def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The entries by the suffixes of a linear alone; a row of blocks [O, G, 16] is one of bytes."""
         entries = {suffix: tensors[self.stored_as(suffix)] for suffix in self.of.tensors}
         if self.transposed:
@@ -135,9 +127,7 @@ class Stacked:
             return None
         return self.one.of.below(self.count)
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         if (together := self.together) is not None:
             own = ((s, tensors[self.one.stored_as(s)].flatten(0, 1)) for s in together.tensors)
             rows = {s: t.flatten(1) if t.dim() > 2 else t for s, t in own}

@@ -32,7 +32,7 @@ from scoremode.lib import fallback
 from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Dense, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import row_blocks
+from scoremode.schemes.decoding.unpack import Tensors, row_blocks
 from scoremode.schemes.fields import shown
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf_i_quants import I_QUANTS
@@ -40,17 +40,6 @@ from scoremode.schemes.gguf_permuted import Permuted
 from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY, BlockType, Scales
 from scoremode.schemes.layout import Headers, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
-
-__all__ = [
-    "BLOCK_TYPES",
-    "METHOD",
-    "SCALE",
-    "Blocks",
-    "Modules",
-    "RoundedDense",
-    "Scaled",
-    "with_inputs",
-]
 
 # By name.
 BLOCK_TYPES = {kind.name: kind for kind in (*LEGACY, *K_QUANTS, *I_QUANTS, *FOUR_BIT, *TERNARY)}
@@ -93,9 +82,7 @@ class Blocks:
     def of_rows(self, count: int) -> "Blocks":
         return replace(self, shape=(count, self.shape[1]))
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         packed = tensors[self.type].contiguous()
 
         def run() -> None:
@@ -123,9 +110,7 @@ class Blocks:
             if not direct:
                 target.copy_(values)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         packed = tensors[self.type].contiguous()
         scale = self._by_group(packed.device)
 
@@ -140,15 +125,13 @@ class Blocks:
             out[rows].copy_(self.block_type.codes(blocks, scratch).view(-1, self.shape[1]))
         return self.scales(tensors).scale
 
-    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
         return self.scales(tensors).minimum if self.block_type.has_minimum else None
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         return None
 
-    def scales(self, tensors: Mapping[str, torch.Tensor]) -> Scales:
+    def scales(self, tensors: Tensors) -> Scales:
         """Both float32 [O, I / group]; the minimum, added to code times scale, None for most types."""
         packed = tensors[self.type].contiguous()
         scale = self._by_group(packed.device)
@@ -214,9 +197,7 @@ class Scaled:
     def codes(self) -> Codes:
         return self.of.codes
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         (kind,), factor = self.of.tensors, tensors[SCALE].view(1)
         for rows in row_blocks(self.shape, out.device):
             target = out[rows]
@@ -224,18 +205,14 @@ class Scaled:
             self.of.of_rows(len(target)).decode({kind: tensors[kind][rows]}, values, scratch)
             target.copy_(values.mul_(factor))
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         return self.of.factor(tensors, out, scratch) * tensors[SCALE].view(1)
 
-    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
         minimum = self.of.minimum(tensors)
         return None if minimum is None else minimum * tensors[SCALE].view(1)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         return None
 
 
@@ -340,15 +317,11 @@ class RoundedDense(Dense):
     def codes(self) -> Codes:
         return self.inputs.codes
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         self.decode(tensors, out, scratch)
         return torch.ones(1, 1, device=out.device)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         stored = tensors[self.name]
         if stored.dtype != dtype:
             return None

@@ -15,19 +15,6 @@ apart, and four of them are set at once.
 import triton
 import triton.language as tl
 
-__all__ = [
-    "CODEBOOKS",
-    "byte",
-    "grid_codes",
-    "grid_scales",
-    "half",
-    "plain_codes",
-    "plain_scales",
-    "short",
-    "spread_bits",
-    "word",
-]
-
 
 @triton.jit
 def plain_codes(at, k, there, kind: tl.constexpr, width: tl.constexpr):

@@ -22,9 +22,6 @@ import torch
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.gguf_types import BlockType, Scales, halves
 
-__all__ = ["I_QUANTS", "grid", "signs"]
-
-
 # The values of the levels; of IQ1 eight times, so that an eighth can be added to them.
 _LEVELS = {
     "IQ1": (-8, 0, 8),

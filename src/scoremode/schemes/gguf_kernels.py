@@ -28,8 +28,6 @@ from scoremode.schemes.gguf_block_kernels import (
 from scoremode.schemes.gguf_i_quants import grid
 from scoremode.schemes.gguf_types import VALUES
 
-__all__ = ["decode", "factor", "scales"]
-
 # Units of eight values of a program: whole blocks of 256.
 _TILE = 512
 # What codes are read plus.

@@ -1,16 +1,21 @@
 """Weights that a GGUF file lays out otherwise than the library has them, put back as they are read."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import Dense, FactoredScheme, MinimumScheme, Quantizer, Scheme, Scratch
+from scoremode.schemes.base import (
+    Dense,
+    FactoredScheme,
+    MinimumScheme,
+    Quantizer,
+    Scheme,
+    Scratch,
+    Tensors,
+)
 from scoremode.schemes.decoding.codes import Codes, Quantized
-
-__all__ = ["Permuted", "permuted"]
 
 
 def permuted(scheme: Scheme, layout: Layout, name: str) -> "Permuted":
@@ -57,9 +62,7 @@ class Permuted:
     def codes(self) -> Codes:
         return self._factored.codes
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         own = self._own(tensors)
         if self.layout.less:
             (stored,) = own.values()
@@ -73,17 +76,13 @@ class Permuted:
         else:
             self.of.decode(own, out, scratch)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         return self._factored.factor(self._own(tensors), out, scratch)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         return self._factored.stored_factors(self._own(tensors), dtype)
 
-    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
         own = self.of
         return own.minimum(self._own(tensors)) if isinstance(own, MinimumScheme) else None
 
@@ -93,7 +92,7 @@ class Permuted:
         assert isinstance(self.of, FactoredScheme), f"{self.of.label} has no codes apart"
         return self.of
 
-    def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         whole: tuple[str, ...] = getattr(self.of, "whole", ())
         return {s: t if s in whole else _moved(t, self.layout) for s, t in tensors.items()}
 

@@ -35,19 +35,6 @@ import torch
 from scoremode.checkpoint.gguf.header import TYPES
 from scoremode.schemes.base import Scratch
 
-__all__ = [
-    "FOUR_BIT",
-    "K_QUANTS",
-    "LEGACY",
-    "TERNARY",
-    "VALUES",
-    "BlockType",
-    "Scales",
-    "halves",
-    "spread",
-    "taken",
-]
-
 
 class Scales(NamedTuple):
     """Scales and minimums of blocks [n, …], for each group of a block's values.

@@ -29,16 +29,6 @@ from scoremode.schemes.qweight import (
     promised_qweight,
 )
 
-__all__ = [
-    "GptqConfig",
-    "Modules",
-    "Overrides",
-    "overridden",
-    "parse_gptq",
-    "size_of",
-    "stored_less_one",
-]
-
 _METHOD = "quantization method 'gptq'"
 # Whether zero points are stored less one.
 _FORMATS = {"gptq": True, "gptq_v2": False}

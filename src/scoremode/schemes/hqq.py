@@ -27,24 +27,11 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.unpack import row_blocks
+from scoremode.schemes.decoding.unpack import Tensors, row_blocks
 from scoremode.schemes.fields import Fields, not_decoded, shown
 from scoremode.schemes.layout import Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import is_one_of_layers, plain
-
-__all__ = [
-    "METHOD",
-    "PACKINGS",
-    "PACKING_OF",
-    "Grouped",
-    "HqqConfig",
-    "Modules",
-    "Packing",
-    "Parameters",
-    "parse_hqq",
-    "tag_of",
-]
 
 METHOD = "quantization method 'hqq'"
 
@@ -186,9 +173,7 @@ class Grouped:
         """Rows of elements that codes are packed in."""
         return -(-self.grid[0] // self.packing.count)
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         # They may be stored as floats of the same bytes (`view_as_float`).
         packed = tensors["W_q"].contiguous().view(self.packing.dtype)
         scale, zero = tensors["scale"], tensors["zero"]

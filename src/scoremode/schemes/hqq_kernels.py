@@ -15,8 +15,6 @@ from scoremode.schemes.decoding.kernels import ROUNDING
 if TYPE_CHECKING:
     from scoremode.schemes.hqq import Grouped
 
-__all__ = ["decode"]
-
 # Elements of a program.
 _TILE = 2048
 

@@ -18,20 +18,6 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "POWERS_OF_TWO",
-    "SCALES",
-    "UNTOLD",
-    "Headers",
-    "Layout",
-    "Linear",
-    "Promise",
-    "PromisedCheckpoint",
-    "Tensor",
-    "promised",
-    "single",
-]
-
 Shape = tuple[int, ...]
 # Dtypes of scales that are plain floats, and of those that are powers of two in a byte each.
 SCALES = ("BF16", "F16", "F32")

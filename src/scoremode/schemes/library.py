@@ -11,8 +11,6 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.fields import TensorFormat, UnreadCache
 from scoremode.schemes.layout import Layout, Linear
 
-__all__ = ["Declared", "Library", "TensorsDecide"]
-
 
 class Declared(Protocol):
     """A parsed `quantization_config`.

@@ -12,8 +12,6 @@ from scoremode.checkpoint.virtual import Mixture, Taken
 from scoremode.errors import UnsupportedModel, UsageError, words_of
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = ["Take", "differing", "mixed", "modules_named"]
-
 # Norms, biases and the like; tables and matrices are what quantizers change.
 _SMALL = 1 << 20
 # A layer's name, which ends with the first number in its tensors' names.

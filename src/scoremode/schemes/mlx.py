@@ -31,6 +31,7 @@ from scoremode.schemes.decoding.unpack import (
     E4M3,
     FLOATS,
     Elements,
+    Tensors,
     look_up_scales,
     row_blocks,
     unpack,
@@ -41,8 +42,6 @@ from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import plain
-
-__all__ = ["METHOD", "Affine", "MlxConfig", "MlxFloats", "Mode", "Modules", "parse_mlx"]
 
 METHOD = "quantization method 'mlx'"
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -159,9 +158,7 @@ class MlxFloats(Packed):
     def elements(self) -> Elements:
         return FLOATS[8 if self.mode == "mxfp8" else 4]
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         if self.mode != "nvfp4":
             super().decode(tensors, out, scratch)
             return
@@ -193,9 +190,7 @@ class Affine:
     def inputs(self) -> None:
         return None
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         packed = tensors["weight"].contiguous().view(torch.int32)
         scale, bias = tensors["scales"].contiguous(), tensors["biases"].contiguous()
 

@@ -11,8 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["decode"]
-
 # Rows and columns of a program.
 _TILE = (4, 1024)
 

@@ -35,8 +35,6 @@ from scoremode.schemes.library import Library
 from scoremode.schemes.modelopt_config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
 from scoremode.schemes.modelopt_weights import Float8, Int4Awq, Int4Float8Awq, Mxfp8, Nvfp4
 
-__all__ = ["Modules"]
-
 # Routers that are linears. Exports leave them, and not all list them.
 _ROUTER = re.compile(r"(.*\.)?(router|mlp\.gate|block_sparse_moe\.gate|shared_expert_gate)(\..*)?")
 _FACTOR = "pre_quant_scale"

@@ -31,9 +31,6 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.patterns import Patterns, plain
 
-__all__ = ["METHOD", "Algorithm", "ModelOptConfig", "Names", "around", "parse_modelopt"]
-
-
 _GLOB = frozenset("*?[")
 
 

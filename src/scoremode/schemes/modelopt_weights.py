@@ -36,7 +36,7 @@ that dtype, over `weight_scale_2`.
 Source: ModelOpt 0.47, `pack_int4_in_uint8`, `fake_quant_impl`, `fp8_eager`, `TensorQuantizer.forward`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -45,10 +45,8 @@ from scoremode.schemes import compressed_tensors_weights as compressed_tensors
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors_weights import FloatQuantized, Mx
 from scoremode.schemes.decoding.codes import Codes, round_float
-from scoremode.schemes.decoding.unpack import E4M3, Elements, look_up_scales, row_blocks
+from scoremode.schemes.decoding.unpack import E4M3, Elements, Tensors, look_up_scales, row_blocks
 from scoremode.schemes.packed import Packed
-
-__all__ = ["Float8", "Int4Awq", "Int4Float8Awq", "Mxfp8", "Nvfp4"]
 
 
 class Mxfp8(Mx):
@@ -65,9 +63,7 @@ class Mxfp8(Mx):
 class Float8(FloatQuantized):
     """Weights of one float8 an element, rounded in the dtype that they are decoded into."""
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         scale = tensors["weight_scale"].to(out.dtype)
         super().decode({**tensors, "weight_scale": scale}, out, scratch)
 
@@ -90,9 +86,7 @@ class Nvfp4(compressed_tensors.Nvfp4):
     def tensors(self) -> tuple[str, ...]:
         return ("weight", "weight_scale", "weight_scale_2")
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         stored, whole = tensors["weight_scale"], tensors["weight_scale_2"].view(1)
         if self.by_kernel("decode", tensors, out, scale=stored, whole=whole, multiplies=True):
             return
@@ -100,7 +94,7 @@ class Nvfp4(compressed_tensors.Nvfp4):
         for rows, q in self.values(tensors, torch.float32, scratch):
             self.scaling.multiply(q, scale, rows, out)
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def whole(self, tensors: Tensors) -> torch.Tensor:
         return tensors["weight_scale_2"].view(1, 1)
 
 
@@ -133,7 +127,7 @@ class Int4Awq(Packed):
         return torch.float32
 
     def values(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
+        self, tensors: Tensors, dtype: torch.dtype, scratch: Scratch
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         packed, (rows, columns) = tensors["weight"], self.shape
         for pairs in row_blocks((rows // 2, 2 * columns), packed.device):
@@ -163,26 +157,20 @@ class Int4Float8Awq(Int4Awq):
     def codes(self) -> Codes:
         return Codes("float8")
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         whole = self.scales(tensors)
         for rows, q in self._float8(tensors, scratch):
             out[rows].copy_(q.mul_(whole))
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         for rows, q in self._float8(tensors, scratch):
             out[rows].copy_(q)
         return self.scales(tensors)
 
-    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def scales(self, tensors: Tensors) -> torch.Tensor:
         return tensors["weight_scale_2"].view(1, 1).float()
 
-    def _float8(
-        self, tensors: Mapping[str, torch.Tensor], scratch: Scratch
-    ) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _float8(self, tensors: Tensors, scratch: Scratch) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows, and their codes float32 [rows, I], valid until the next ones."""
         scale = self.scaling.arranged(tensors["weight_scale"]).float()
         whole = self.scales(tensors)

@@ -29,9 +29,6 @@ from scoremode.schemes.layout import POWERS_OF_TWO, Headers, Layout, Linear, Ten
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted
 
-__all__ = ["METHOD", "Modules", "Mx4", "Mxfp4Config", "parse_mxfp4"]
-
-
 METHOD = "quantization method 'mxfp4'"
 # Said in configs that mean more than these experts: ModelOpt's, Quark's, compressed-tensors'.
 _MORE = (

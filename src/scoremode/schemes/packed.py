@@ -5,7 +5,7 @@ anywhere else, gives the same bits.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,6 +17,7 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Scratch,
+    Tensors,
     by_output,
     exponent_scales,
     look_up_scales,
@@ -24,8 +25,6 @@ from scoremode.schemes.decoding.unpack import (
     unpack_integers,
     unpack_rows,
 )
-
-__all__ = ["Packed"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ class Packed(ABC):
         """The dtype that a code times its stored `scale` is rounded in."""
         return torch.bfloat16 if scale.itemsize == 1 else scale.dtype
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         scale = tensors[self.scale_name]
         rounding = self.rounding(scale)
         if self.by_kernel("decode", tensors, out, scale=scale, rounding=rounding):
@@ -112,21 +109,17 @@ class Packed(ABC):
         for rows, q in self.values(tensors, rounding, scratch):
             self.scaling.multiply(q, scale, rows, out, tensors.get(self.g_idx_name), scratch)
 
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
         if not self.by_kernel("factor", tensors, out):
             dtype = out.dtype if out.is_floating_point() else torch.float32
             for rows, q in self.values(tensors, dtype, scratch):
                 out[rows].copy_(q)
         return self.scales(tensors)
 
-    def stored_factors(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Quantized | None:
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
         return None
 
-    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def scales(self, tensors: Tensors) -> torch.Tensor:
         """float32 [O or 1, groups]."""
         scale = tensors[self.scale_name]
         if scale.itemsize == 1:
@@ -141,7 +134,7 @@ class Packed(ABC):
         return self.scaling.arranged(values)
 
     def values(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
+        self, tensors: Tensors, dtype: torch.dtype, scratch: Scratch
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows, and their codes [rows, I] less zero points, as `dtype`; valid until the next ones."""
         packed, g_idx = tensors[self.tensors[0]], tensors.get(self.g_idx_name)
@@ -154,7 +147,7 @@ class Packed(ABC):
             yield rows, q
 
     def _zero_points(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
+        self, tensors: Tensors, dtype: torch.dtype, scratch: Scratch
     ) -> torch.Tensor | None:
         """[O or 1, groups] in `dtype`, None for symmetric weights."""
         stored, order = tensors.get(self.zero_point_name), self.elements.order
@@ -172,7 +165,7 @@ class Packed(ABC):
     def by_kernel(
         self,
         verb: str,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         out: torch.Tensor,
         *,
         scale: torch.Tensor | None = None,

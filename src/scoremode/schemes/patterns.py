@@ -25,17 +25,6 @@ import regex
 from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.fields import Fields, shown
 
-__all__ = [
-    "EMBEDDINGS",
-    "NotConverted",
-    "Patterns",
-    "is_one_of_layers",
-    "parts_of",
-    "plain",
-    "whole_of",
-]
-
-
 # Last components of embeddings' names; every other module with a quantized weight is a linear.
 EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
 _FUSED = {

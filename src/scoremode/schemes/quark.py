@@ -31,14 +31,6 @@ from scoremode.schemes.library import Library
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.quark_config import METHOD, Layer, QuarkConfig, parse_quark
 
-__all__ = [
-    "Modules",
-    "QuarkFloat8",
-    "QuarkInt4",
-    "QuarkInt8",
-    "QuarkMxfp4",
-]
-
 
 class QuarkFloat8(FloatQuantized):
     """Float8 whose products are rounded in float32."""

@@ -16,8 +16,6 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.patterns import Patterns, plain
 
-__all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
-
 METHOD = "quantization method 'quark'"
 _SPECIAL = frozenset("*?[")
 _TYPES = {

@@ -28,17 +28,6 @@ from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.unsupported import foreign_tensors
 
-__all__ = [
-    "BITS",
-    "MARKS",
-    "Declared",
-    "Qweight",
-    "Stored",
-    "check_gates",
-    "promised_qweight",
-    "qweight_layout",
-]
-
 
 @dataclass(frozen=True)
 class Qweight(Packed):

@@ -41,8 +41,6 @@ from scoremode.schemes.unsupported import (
     refuse_transforms,
 )
 
-__all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
-
 # The libraries that are read.
 _LIBRARIES: tuple[type[Library], ...] = (
     compressed_tensors.Modules,

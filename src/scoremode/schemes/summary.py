@@ -14,16 +14,6 @@ from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.fused_experts import input_tensors
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = [
-    "FormatSummary",
-    "Summary",
-    "not_finite",
-    "stored_summary",
-    "summarize",
-    "tied_embeddings",
-    "weight_tensors",
-]
-
 # Not part of the body: embeddings, heads and routers, which most recipes leave alone.
 _NOT_BODY = re.compile(
     r"(^|\.)(embed\w*|wte|wpe|word_embeddings\w*|lm_head|embed_out|gate|router)(\.|$)"

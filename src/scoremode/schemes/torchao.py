@@ -27,14 +27,11 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors_weights import Naive, activation_label
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
+from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements, Tensors
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import NotConverted, Patterns
-
-__all__ = ["METHOD", "AoWeight", "Modules", "TorchAoConfig", "parse_torchao"]
-
 
 METHOD = "quantization method 'torchao'"
 
@@ -104,9 +101,7 @@ class AoWeight(Naive):
             return Codes("float8", None, self.scaling.columns_of_one)
         return Codes("int", 128, self.scaling.columns_of_one)
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         stored = tensors[self.scale_name]
         if self.by_kernel("decode", tensors, out, scale=stored, rounding=self.dtype):
             return

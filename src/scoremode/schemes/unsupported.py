@@ -14,14 +14,6 @@ from scoremode.checkpoint.model_files import MODELOPT, own_files
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import shown
 
-__all__ = [
-    "foreign_method",
-    "foreign_tensors",
-    "method_of",
-    "refuse_transforms",
-    "sparse_format",
-]
-
 _VLLM = "vLLM can score it: --engine vllm"
 # quant_method → whose it is, and what to do.
 _METHODS = {

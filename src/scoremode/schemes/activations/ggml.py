@@ -10,16 +10,13 @@ Source: llama.cpp 0c1e57098 and llama-cpp-python 0.3.36's, ggml-cpu, `quantize_r
 `quantize_row_q8_1`, `quantize_row_q8_K`, `ggml_vec_geglu_f32`, `ggml_vec_gelu_f32`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import row_blocks
-
-__all__ = ["GgmlInputs", "Kind", "gelu"]
+from scoremode.schemes.decoding.unpack import Tensors, row_blocks
 
 Kind = Literal["Q8_0", "Q8_1", "Q8_K", "F16", "BF16"]
 
@@ -59,7 +56,7 @@ class GgmlInputs:
     def quantize(
         self,
         x: torch.Tensor,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         dtype: torch.dtype = torch.float32,
     ) -> Quantized:
         """Codes, scales and sums of `x` float [..., I], rows flattened to [N, I].

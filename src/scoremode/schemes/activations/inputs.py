@@ -21,7 +21,6 @@ whichever column that lies in, over 127; codes of all tokens are zero in the col
 Source: bitsandbytes 0.50, `int8_vectorwise_quant` on a CPU; its CUDA kernel divides approximately.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,11 +28,8 @@ from torch.nn import functional
 
 from scoremode.lib.fallback import attempt
 from scoremode.schemes.decoding.codes import FLOAT_MAX, Codes, Quantized, mx_exponents, round_float
-from scoremode.schemes.decoding.unpack import exponent_scales, row_blocks
+from scoremode.schemes.decoding.unpack import Tensors, exponent_scales, row_blocks
 from scoremode.schemes.fields import TensorFormat
-
-__all__ = ["Inputs", "quantize_apart"]
-
 
 # What stands for a scale of zero, of float8's and of float32's.
 _SCALE_TINY = 0.125
@@ -98,7 +94,7 @@ class Inputs:
     def quantize(
         self,
         x: torch.Tensor,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         dtype: torch.dtype = torch.float32,
     ) -> Quantized:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I].
@@ -201,9 +197,7 @@ class Inputs:
             x.sub_(zero_point.unsqueeze(2))
         return scale
 
-    def _known(
-        self, rows: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
-    ) -> "_Known":
+    def _known(self, rows: torch.Tensor, windows: int, tensors: Tensors) -> "_Known":
         """The scales known before any row is looked at by itself: static ones, those of a window."""
         if "input_global_scale" in self.tensors:
             return _Known(whole=tensors["input_global_scale"].float().view(1, 1))

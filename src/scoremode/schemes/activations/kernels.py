@@ -23,8 +23,6 @@ import triton.language as tl
 from scoremode.schemes.decoding.codes import FLOAT_MAX
 from scoremode.schemes.fields import TensorFormat
 
-__all__ = ["quantize_lines"]
-
 # Values of one program, and the most that it holds at once of one line: a longer one is read twice, the
 # second time out of the cache, so that several programs fit a multiprocessor.
 _BLOCK = 4096

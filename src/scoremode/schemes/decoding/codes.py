@@ -7,16 +7,6 @@ from typing import Literal
 
 import torch
 
-__all__ = [
-    "E5M2_MAX",
-    "FLOAT_MAX",
-    "Codes",
-    "Quantized",
-    "mx_exponents",
-    "round_e5m2",
-    "round_float",
-]
-
 
 @dataclass(frozen=True)
 class Codes:

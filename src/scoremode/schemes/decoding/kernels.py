@@ -29,8 +29,6 @@ import triton.language as tl
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import Elements
 
-__all__ = ["ROUNDING", "decode"]
-
 # Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;
 # where words lie side by side by output, lines of those are read and lines of rows written.
 _TILES = {"rows": (4, 1024, 4), "columns": (64, 64, 4)}

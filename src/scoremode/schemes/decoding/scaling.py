@@ -13,8 +13,6 @@ import torch
 
 from scoremode.schemes.decoding.unpack import Scratch
 
-__all__ = ["Scaling"]
-
 
 @dataclass(frozen=True)
 class Scaling:

@@ -5,6 +5,7 @@ a byte, or of two bytes, as a single integer. Widths that don't divide a byte go
 bits, one column of the period at a time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -12,23 +13,8 @@ from typing import Literal
 
 import torch
 
-__all__ = [
-    "E2M1",
-    "E2M3",
-    "E4M3",
-    "FLOATS",
-    "SIGNED_BYTES",
-    "Elements",
-    "Scratch",
-    "by_output",
-    "exponent_scales",
-    "look_up",
-    "look_up_scales",
-    "row_blocks",
-    "unpack",
-    "unpack_integers",
-    "unpack_rows",
-]
+# Tensors by name: a module's, by their suffixes.
+Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
