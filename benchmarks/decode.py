@@ -24,16 +24,15 @@ from torch.utils._pytree import tree_leaves
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.compressed_tensors_weights import (
-    FloatQuantized,
-    IntQuantized,
-    Mx,
-    Nvfp4,
-    PackQuantized,
+    float_quantized,
+    int_quantized,
+    mx,
+    nvfp4,
+    pack_quantized,
 )
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8 import BlockFloat8
-from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
-from scoremode.schemes.gguf_permuted import Permuted
+from scoremode.schemes.fp8 import block_float8
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, Permuted
 from scoremode.schemes.qweight import Qweight
 
 Tensors = dict[str, torch.Tensor]
@@ -68,28 +67,28 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
     by_128, channel = Scaling(shape, "group", 128), Scaling(shape, "channel")
     for bits in range(2, 9):
         tensors = {"weight_packed": words(columns, bits), "weight_scale": scale(columns // 128)}
-        result.append((PackQuantized(by_128, bits), tensors))
+        result.append((pack_quantized(by_128, bits), tensors))
     padded = {"weight_packed": words(columns, 3, False), "weight_scale": scale(columns // 128)}
-    result.append((PackQuantized(by_128, 3, dense=False), padded))
+    result.append((pack_quantized(by_128, 3, dense=False), padded))
     by_32 = Scaling(shape, "group", 32)
     packed = words(columns, 4)
     small = {"weight_packed": packed, "weight_scale": scale(columns // 32)}
-    result.append((PackQuantized(by_32, 4), small))
+    result.append((pack_quantized(by_32, 4), small))
     zeros = integers(rows // 8, columns // 128, low=-(2**31), high=2**31, dtype=torch.int32)
     asymmetric = {
         "weight_packed": packed,
         "weight_scale": scale(columns // 128),
         "weight_zero_point": zeros,
     }
-    result.append((PackQuantized(by_128, 4, has_zero_point=True), asymmetric))
+    result.append((pack_quantized(by_128, 4, has_zero_point=True), asymmetric))
     int8 = integers(*shape, low=-128, high=128, dtype=torch.int8)
-    result.append((IntQuantized(channel, 8), {"weight": int8, "weight_scale": scale(1)}))
+    result.append((int_quantized(channel, 8), {"weight": int8, "weight_scale": scale(1)}))
     fp8 = {"weight": float8(*shape)}
-    result.append((FloatQuantized(channel), fp8 | {"weight_scale": scale(1)}))
+    result.append((float_quantized(channel), fp8 | {"weight_scale": scale(1)}))
     block = Scaling(shape, "block", block=(128, 128))
     blocks = torch.rand(block.stored_shape, generator=generator).bfloat16()
-    result.append((FloatQuantized(block), fp8 | {"weight_scale": blocks}))
-    result.append((BlockFloat8(block), fp8 | {"weight_scale_inv": blocks.float()}))
+    result.append((float_quantized(block), fp8 | {"weight_scale": blocks}))
+    result.append((block_float8(block), fp8 | {"weight_scale_inv": blocks.float()}))
     groups = columns // 128
     order = (torch.randperm(columns, generator=generator) // 128).int()
     for library, bits, words_of in (("AWQ", 4, "outputs"), *(("GPTQ", b, "columns") for b in BITS)):
@@ -103,22 +102,22 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
             "scales": scale(groups).T.contiguous().half(),
         }
         less_one = library == "GPTQ"
-        plain = Qweight(by_128, bits, library, words_of, True, less_one=less_one)
+        plain = Qweight.of(by_128, bits, library, words_of, True, less_one=less_one)
         result.append((plain, stored))
         if library == "GPTQ":
-            ordered = Qweight(by_128, bits, library, words_of, True, True, less_one)
+            ordered = Qweight.of(by_128, bits, library, words_of, True, True, less_one)
             result.append((ordered, stored | {"g_idx": order}))
-    nvfp4 = {
+    stored = {
         "weight_packed": integers(rows, columns // 2),
         "weight_scale": float8(rows, columns // 16),
         "weight_global_scale": torch.tensor([100.0]),
     }
-    result.append((Nvfp4(Scaling(shape, "group", 16)), nvfp4))
+    result.append((nvfp4(Scaling(shape, "group", 16)), stored))
     exponents = integers(rows, columns // 32, low=110, high=130)
     for bits in (4, 6, 8):
         name = "weight" if bits == 8 else "weight_packed"
         elements = float8(*shape) if bits == 8 else integers(rows, columns * bits // 8)
-        result.append((Mx(by_32, bits), {name: elements, "weight_scale": exponents}))
+        result.append((mx(by_32, bits), {name: elements, "weight_scale": exponents}))
     for of in BLOCK_TYPES.values():
         width = columns // of.values * of.bytes
         # No half, and no power of two, is past what bfloat16 holds where all bytes are below 64.
@@ -204,7 +203,11 @@ def main() -> None:
         seconds = best(run, args.rounds, args.device)
         assert torch.isfinite(target).all(), scheme.label
         moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
-        layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
+        layout = (
+            " padded"
+            if getattr(scheme, "elements", None) and scheme.elements.layout == "padded"
+            else ""
+        )
         layout = " in another order" if isinstance(scheme, Permuted) else layout
         print(
             f"{scheme.label + layout:28} {seconds / weights * 1e9:9.4f} {moved:7.1f} "

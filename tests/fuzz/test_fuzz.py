@@ -57,15 +57,16 @@ def test_mutations_change_most_cases(bases):
 
 
 def wrong_scheme(monkeypatch) -> None:
-    from scoremode.schemes.compressed_tensors_weights import Mx
+    from scoremode.schemes.packed import Packed
 
-    true_decode = Mx.decode
+    true_decode = Packed.decode
 
     def decode(self, tensors, out, scratch):
         true_decode(self, tensors, out, scratch)
-        out[0, 0] += 0.5
+        if self.label.startswith("MXFP"):
+            out[0, 0] += 0.5
 
-    monkeypatch.setattr(Mx, "decode", decode)
+    monkeypatch.setattr(Packed, "decode", decode)
 
 
 def wrong_bytes(monkeypatch) -> None:
@@ -89,16 +90,19 @@ def wrong_inputs(monkeypatch) -> None:
     monkeypatch.setattr(Stored, "inputs", inputs)
 
 
-def wrong_zero_points(monkeypatch) -> None:
+def changed_qweight(monkeypatch, **fields) -> None:
     from scoremode.schemes.qweight import Qweight
 
-    monkeypatch.setattr(Qweight, "zero_offset", property(lambda self: 0))
+    true_of = Qweight.of
+    monkeypatch.setattr(Qweight, "of", lambda *args: replace(true_of(*args), **fields))
+
+
+def wrong_zero_points(monkeypatch) -> None:
+    changed_qweight(monkeypatch, zero_offset=0)
 
 
 def wrong_order(monkeypatch) -> None:
-    from scoremode.schemes.qweight import Qweight
-
-    monkeypatch.setattr(Qweight, "g_idx_name", property(lambda self: "none"))
+    changed_qweight(monkeypatch, g_idx=None)
 
 
 def wrong_other_inputs(monkeypatch) -> None:

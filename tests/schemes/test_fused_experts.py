@@ -7,16 +7,17 @@ from support.kernel_twins import check_decoder
 from support.schemes import decode, random_weight, same
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
+from scoremode.schemes import modelopt as schemes_modelopt
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scratch
-from scoremode.schemes.compressed_tensors_weights import FloatQuantized
+from scoremode.schemes.compressed_tensors_weights import float_quantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked, input_tensors, shared_tensors
-from scoremode.schemes.modelopt_weights import Nvfp4
+from scoremode.schemes.packed import Packed
 
 INPUTS = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
-ALONE = FloatQuantized(Scaling((6, 8), "channel"), inputs=INPUTS)
+ALONE = float_quantized(Scaling((6, 8), "channel"), inputs=INPUTS)
 NAMES = {"weight": "up", "weight_scale": "up_scale", "input_scale": "up_input"}
 ONE = Expert(ALONE, tuple(NAMES.items()))
 
@@ -46,7 +47,7 @@ def test_each_is_its_own_linear(stored):
 @pytest.mark.parametrize("rows", [4, 6])
 def test_blocks_are_decoded_together_where_none_is_of_two_experts(rows, monkeypatch):
     """Blocks of 4 rows: of 6, the second is short."""
-    alone = FloatQuantized(Scaling((rows, 8), "block", block=(4, 4)))
+    alone = float_quantized(Scaling((rows, 8), "block", block=(4, 4)))
     together = alone.below(3)
     assert (together is not None) == (rows == 4)
     stored = {
@@ -56,14 +57,14 @@ def test_blocks_are_decoded_together_where_none_is_of_two_experts(rows, monkeypa
     stored["up"] = stored["up"].to(torch.float8_e4m3fn)
     stacked = Stacked(3, Expert(alone, (("weight", "up"), ("weight_scale", "up_scale"))))
     whole = decode(stacked, stored, torch.float32)
-    monkeypatch.setattr(FloatQuantized, "below", lambda self, count: None)
+    monkeypatch.setattr(Packed, "below", lambda self, count: None)
     assert torch.equal(whole, decode(stacked, stored, torch.float32))
     assert whole.unique().numel() > 10
 
 
 @pytest.mark.parametrize("strategy", ["tensor", "channel"])
 def test_one_scale_for_all_is_each_experts_own(strategy):
-    together = FloatQuantized(Scaling((6, 8), strategy)).below(2)
+    together = float_quantized(Scaling((6, 8), strategy)).below(2)
     assert (together is None) == (strategy == "tensor")
     assert together is None or together.shape == (12, 8)
 
@@ -97,7 +98,7 @@ def transposed() -> tuple[Stacked, dict[str, torch.Tensor], list[dict[str, torch
         "up_scale": torch.stack([one["weight_scale"].T for one in alone]),
         "up_whole": alone[0]["weight_scale_2"],
     }
-    linear = Nvfp4(Scaling((6, 32), "group", 16))
+    linear = schemes_modelopt.nvfp4(Scaling((6, 32), "group", 16))
     one = Expert(linear, tuple(names.items()), ("up_whole",), transposed=True)
     return Stacked(3, one), stored, alone
 
@@ -118,7 +119,7 @@ def test_transposed_under_a_scale_that_all_share():
 
 def test_transposed_codes_are_not_taken_where_they_are_stored():
     """They would be a copy, in memory of its own for each expert."""
-    one = Expert(FloatQuantized(Scaling((32, 16), "tensor"), inputs=INPUTS), tuple(NAMES.items()))
+    one = Expert(float_quantized(Scaling((32, 16), "tensor"), inputs=INPUTS), tuple(NAMES.items()))
     lying = Expert(one.of, one.names, transposed=True)
     weight = random_weight(32, 16, torch.float32, 0).to(torch.float8_e4m3fn)
     entries, turned = (

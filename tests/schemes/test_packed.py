@@ -1,6 +1,5 @@
 """A format of a few lines on the base of all, against Python's own integers."""
 
-from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -9,20 +8,15 @@ from support.schemes import same
 
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, FLOATS, Elements
 from scoremode.schemes.packed import Packed
 
 
-@dataclass(frozen=True)
-class Format(Packed):
-    label = "a format"
-    tensors = ("codes", "weight_scale", "weight_zero_point", "weight_g_idx")
-    stored: Elements
-
-    @property
-    def elements(self) -> Elements:
-        return self.stored
+def format_of(scaling: Scaling, elements: Elements, **names: str) -> Packed:
+    own = {"label": "a format", "codes": Codes("int"), "weight": "codes"}
+    return Packed(scaling=scaling, elements=elements, **own | names)
 
 
 def words(rows: list[list[int]], bits: int) -> torch.Tensor:
@@ -55,7 +49,9 @@ def test_codes_less_zero_points_times_scales(g_idx, elements, monkeypatch):
     group = g_idx or [j // 4 for j in range(11)]
     values = [[CODES[i][j] - ZEROS[i][group[j]] for j in range(11)] for i in range(6)]
     weight = [[values[i][j] * SCALES[i][group[j]] for j in range(11)] for i in range(6)]
-    scheme, out = Format(SCALING, Elements(5)), torch.empty(6, 11)
+    order = {"g_idx": "weight_g_idx"} if g_idx else {}
+    scheme = format_of(SCALING, Elements(5), zero_point="weight_zero_point", **order)
+    out = torch.empty(6, 11)
     scheme.decode(tensors, out, Scratch())
     assert out.tolist() == weight
     for dtype in (torch.int8, torch.bfloat16):
@@ -72,7 +68,8 @@ def test_zero_points_may_be_bytes_and_blocks_share_them():
     }
     out = torch.empty(6, 11)
     scaling = Scaling((6, 11), "block", block=(4, 8))
-    Format(scaling, Elements(5)).decode(tensors, out, Scratch())
+    scheme = format_of(scaling, Elements(5), zero_point="weight_zero_point")
+    scheme.decode(tensors, out, Scratch())
     for i, j in product(range(6), range(11)):
         place = i // 4, j // 8
         value = CODES[i][j] - 16 - tensors["weight_zero_point"][place]
@@ -83,7 +80,7 @@ def test_scales_of_a_byte_are_powers_of_two_and_round_to_bfloat16():
     codes = torch.arange(256).to(torch.uint8).repeat(3, 1)
     exponents = torch.tensor([[0], [127], [255]]).to(torch.uint8)
     out = torch.empty(3, 256)
-    scheme = Format(Scaling((3, 256), "channel"), FLOATS[8])
+    scheme = format_of(Scaling((3, 256), "channel"), FLOATS[8])
     scheme.decode({"codes": codes, "weight_scale": exponents}, out, Scratch())
     floats = codes[0].view(torch.float8_e4m3fn).float()
     expected = [floats * 2.0**-127, floats, floats * torch.inf]
@@ -94,7 +91,7 @@ def test_scales_of_a_byte_are_powers_of_two_and_round_to_bfloat16():
 def test_the_kernel_is_asked_first_and_by_name(monkeypatch):
     asked = []
     monkeypatch.setattr(fallback, "attempt", lambda name, *_: asked.append(name) or True)
-    scheme, out = Format(SCALING, Elements(5)), torch.full((6, 11), 77.0)
+    scheme, out = format_of(SCALING, Elements(5)), torch.full((6, 11), 77.0)
     tensors = {"codes": words(CODES, 5), "weight_scale": torch.tensor(SCALES)}
     scheme.decode(tensors, out, Scratch())
     scheme.factor(tensors, out, Scratch())

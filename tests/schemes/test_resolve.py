@@ -67,9 +67,9 @@ def test_what_the_library_writes_resolves(resolved, strategy, size, bits, symmet
     assert list(schemes.quantized) == ["m"]
     scheme = schemes.quantized["m"]
     assert scheme.shape == (ROWS, COLUMNS)
-    assert scheme.bits == bits
+    assert scheme.elements.bits == bits
     assert (scheme.scaling.strategy, scheme.scaling.size) == (strategy, size)
-    assert scheme.has_zero_point is not symmetric
+    assert (scheme.zero_point is None) is symmetric
     assert all(f"m.{suffix}" in tensors for suffix in scheme.tensors)
 
 

@@ -6,20 +6,14 @@ from typing import Any
 
 import torch
 
+from scoremode.schemes import compressed_tensors_weights as ct
+from scoremode.schemes import modelopt
 from scoremode.schemes.awq import Gemv, zero_words
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors_weights import (
-    FloatQuantized,
-    IntQuantized,
-    Mx,
-    Nvfp4,
-    PackQuantized,
-)
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8 import BlockFloat8
-from scoremode.schemes.modelopt_weights import Float8, Int4Awq, Mxfp8
-from scoremode.schemes.modelopt_weights import Nvfp4 as ModelOptNvfp4
-from scoremode.schemes.quark import QuarkInt4
+from scoremode.schemes.fields import TensorFormat
+from scoremode.schemes.fp8 import block_float8
+from scoremode.schemes.quark import weight
 from scoremode.schemes.qweight import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -80,7 +74,7 @@ def packed(
     def words(values: int) -> int:
         return -(-values * bits // 32) if dense else -(-values // (32 // bits))
 
-    scheme = PackQuantized(scaling, bits, asymmetric, dense=dense, **others)
+    scheme = ct.pack_quantized(scaling, bits, asymmetric, dense=dense, **others)
     tensors = {
         "weight_packed": random.bits((rows, words(columns)), torch.int32),
         "weight_scale": random.scales(scaling.stored_shape, scale),
@@ -102,7 +96,7 @@ def packed(
 
 def integers(scaling: Scaling, asymmetric: bool, scale: torch.dtype, seed: int) -> Case:
     random = Random(seed)
-    scheme = IntQuantized(scaling, 8, asymmetric)
+    scheme = ct.int_quantized(scaling, 8, asymmetric)
     tensors = {
         "weight": random.bits(scaling.shape, torch.int8),
         "weight_scale": random.scales(scaling.stored_shape, scale),
@@ -114,7 +108,7 @@ def integers(scaling: Scaling, asymmetric: bool, scale: torch.dtype, seed: int) 
 
 def floats(scaling: Scaling, scale: torch.dtype, seed: int) -> Case:
     random = Random(seed)
-    scheme = FloatQuantized(scaling)
+    scheme = ct.float_quantized(scaling)
     tensors = {
         "weight": random.bits(scaling.shape, torch.float8_e4m3fn),
         "weight_scale": random.scales(scaling.stored_shape, scale),
@@ -125,7 +119,7 @@ def floats(scaling: Scaling, scale: torch.dtype, seed: int) -> Case:
 def float8_blocks(shape: tuple[int, int], scale: torch.dtype, seed: int) -> Case:
     """Rounded in float32, whatever the scales are."""
     random, scaling = Random(seed), Scaling(shape, "block", block=(3, 16))
-    scheme = BlockFloat8(scaling)
+    scheme = block_float8(scaling)
     of_one_byte = scale.itemsize == 1
     make = random.bits if of_one_byte else random.scales
     tensors = {
@@ -142,7 +136,7 @@ def qweight(
     """GPTQ's words of inputs (`columns`) or AWQ's of outputs; any bits at all."""
     (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
     words = (-(-columns * bits // 32), rows) if order == "columns" else (columns, rows // 8)
-    scheme = Qweight(scaling, bits, "GPTQ", order, asymmetric, ordered, less_one)  # type: ignore[arg-type]
+    scheme = Qweight.of(scaling, bits, "GPTQ", order, asymmetric, ordered, less_one)  # type: ignore[arg-type]
     tensors = {
         "qweight": random.bits(words, torch.int32),
         "scales": random.scales((groups, rows), scale),
@@ -163,14 +157,15 @@ def gemv(shape: tuple[int, int], size: int, seed: int) -> Case:
         "qzeros": random.bits((rows, words), torch.int32),
         "scales": random.scales((rows, 8 * words), torch.float16),
     }
-    scheme = Gemv(Scaling(shape, "group", size))
+    scheme = Gemv.of(Scaling(shape, "group", size))
     return Case(_name(scheme, "gemv"), scheme, tensors, (torch.bfloat16, torch.float32, torch.int8))
 
 
 def quark(scaling: Scaling, signed: bool, shuffled: bool, scale: torch.dtype, seed: int) -> Case:
     """Words of eight outputs, shuffled or not, two's complement or not."""
     (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
-    scheme = QuarkInt4(scaling, signed, True, shuffled)
+    form = TensorFormat(4, "int" if signed else "uint", "group", scaling.size, symmetric=False)
+    scheme = weight(scaling, form, shuffled=shuffled)
     tensors = {
         "weight": random.bits((columns, rows // 8), torch.int32),
         "weight_scale": random.scales((groups, rows), scale),
@@ -182,7 +177,7 @@ def quark(scaling: Scaling, signed: bool, shuffled: bool, scale: torch.dtype, se
 
 def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 16)
-    scheme = Nvfp4(scaling)
+    scheme = ct.nvfp4(scaling)
     tensors = {
         "weight_packed": random.bits((shape[0], shape[1] // 2), torch.uint8),
         "weight_scale": random.bits(scaling.stored_shape, torch.float8_e4m3fn),
@@ -193,7 +188,7 @@ def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
 
 def mx(shape: tuple[int, int], bits: int, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 32)
-    scheme = Mx(scaling, bits)
+    scheme = ct.mx(scaling, bits)
     name, _ = scheme.tensors
     dtype = torch.float8_e4m3fn if bits == 8 else torch.uint8
     tensors = {
@@ -211,14 +206,14 @@ def modelopt_nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
         "weight_scale": random.bits(scaling.stored_shape, torch.float8_e4m3fn),
         "weight_scale_2": torch.tensor(whole),
     }
-    scheme = ModelOptNvfp4(scaling)
+    scheme = modelopt.nvfp4(scaling)
     name = _name(scheme, "ModelOpt", whole)
     return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
 
 
 def modelopt_floats(scaling: Scaling, seed: int) -> Case:
     """Under scales that are rounded themselves."""
-    random, scheme = Random(seed), Float8(scaling)
+    random, scheme = Random(seed), modelopt.float8(scaling)
     tensors = {
         "weight": random.bits(scaling.shape, torch.float8_e4m3fn),
         "weight_scale": random.scales(scaling.stored_shape, torch.float32),
@@ -233,7 +228,7 @@ def modelopt_mxfp8(shape: tuple[int, int], seed: int) -> Case:
         "weight": random.bits(shape, torch.float8_e4m3fn),
         "weight_scale": random.bits(scaling.stored_shape, torch.uint8),
     }
-    scheme = Mxfp8(scaling, 8)
+    scheme = modelopt.mxfp8(scaling)
     name = _name(scheme, "ModelOpt")
     return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
 
@@ -245,7 +240,7 @@ def modelopt_int4(shape: tuple[int, int], size: int, seed: int) -> Case:
         "weight": random.bits((shape[0] // 2, shape[1]), torch.uint8),
         "weight_scale": random.scales(scaling.stored_shape, torch.float32),
     }
-    scheme = Int4Awq(scaling)
+    scheme = modelopt.int4_awq(scaling)
     factors = (torch.bfloat16, torch.float32, torch.int8)
     return Case(_name(scheme), scheme, tensors, factors)
 

@@ -23,8 +23,9 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.compressed_tensors import FORMATS, Stored
 from scoremode.schemes.compressed_tensors_config import parse_quantization
-from scoremode.schemes.compressed_tensors_weights import PackQuantized
+from scoremode.schemes.compressed_tensors_weights import pack_quantized
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.packed import Packed
 
 Tensors = dict[str, torch.Tensor]
 
@@ -51,13 +52,13 @@ def arguments(bits: int, strategy: str, size: int | None, symmetric: bool) -> Qu
     )
 
 
-def scheme_of(args: QuantizationArgs, shape: tuple[int, int], **changes: Any) -> PackQuantized:
+def scheme_of(args: QuantizationArgs, shape: tuple[int, int], **changes: Any) -> Packed:
     settings: dict[str, Any] = {
         "bits": args.num_bits,
         "scaling": Scaling(shape, str(args.strategy), args.group_size),
         "has_zero_point": not args.symmetric,
     }
-    return PackQuantized(**settings | changes)
+    return pack_quantized(**settings | changes)
 
 
 def preset(name: str) -> tuple[QuantizationScheme, str]:

@@ -12,10 +12,11 @@ from typing import Any
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.fp8 import BlockFloat8
+from scoremode.schemes.fp8 import block_float8
 from scoremode.schemes.gptq import GptqConfig, Overrides, overridden, size_of, stored_less_one
 from scoremode.schemes.layout import SCALES, UNTOLD, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight import MARKS, Declared, Qweight, Stored, promised_qweight
 
@@ -61,7 +62,7 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=_METHOD)
     _refuse_others(fields)
     name = "packing_format" if fields.any("packing_format") is not None else "backend"
     packing = (fields.text(name) or "").lower()
@@ -119,15 +120,13 @@ def _float8_block(what: Fields) -> tuple[int, int] | None:
 
 def _refuse_others(fields: Fields) -> None:
     """Raises UnsupportedFormat for weights that aren't integers, and for quantized inputs."""
-    where = "" if fields.where == "its top" else f"{fields.where}: "
     kind = fields.text("data_type", "int")
     if kind is not None and not kind.startswith("int"):
-        raise not_decoded(_METHOD, f"{where}data_type", kind)
+        raise fields.not_decoded("data_type", kind)
     bits = fields.whole("act_bits")
     if bits is not None and bits < _DENSE:
-        raise not_decoded(_METHOD, f"{where}act_bits", bits)
-    if fields.any("super_bits"):
-        raise not_decoded(_METHOD, f"{where}super_bits", fields.any("super_bits"))
+        raise fields.not_decoded("act_bits", bits)
+    fields.refuse("super_bits")
 
 
 def _float8_layout(scaling: Scaling) -> Layout:
@@ -163,9 +162,7 @@ class Modules(Library[AutoRoundConfig]):
         ordered = config.desc_act or None
         return promised_qweight(linear, declared, "columns", zero, ordered=ordered)
 
-    def scheme(
-        self, module: str, tensors: Mapping[str, TensorInfo]
-    ) -> tuple[Qweight | BlockFloat8, str]:
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Packed, str]:
         stored, config = Stored(module, tensors, self.checkpoint), self.config
         block = config.block_of(module)
         if block is not None:
@@ -173,7 +170,7 @@ class Modules(Library[AutoRoundConfig]):
             stored.match(_float8_layout(scaling))
             if unknown := set(tensors) - {"weight", _SCALE, "bias"}:
                 raise stored.wrong(f"float8 with {', '.join(sorted(unknown))}: not decoded")
-            return BlockFloat8(scaling, stored_scale=_SCALE), "auto-round"
+            return block_float8(scaling, scale=_SCALE), "auto-round"
         first = config.of(module)
         if first is None:
             raise stored.wrong(f"stored quantized, and extra_config says {_DENSE} bits")
@@ -191,7 +188,7 @@ class Modules(Library[AutoRoundConfig]):
             ordered = stored.in_activation_order(scaling, declared=config.desc_act)
         elif declared.symmetric and not stored.zeros_are(8, bits):
             raise stored.wrong("sym is not false, and its zero points are not all 8")
-        scheme = Qweight(
+        scheme = Qweight.of(
             scaling, bits, "AutoRound", order, not declared.symmetric, ordered, less_one
         )
         return stored.used_by(scheme, "qzeros", "g_idx"), "auto-round"

@@ -32,6 +32,7 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Tensors,
@@ -64,29 +65,17 @@ class Gemv(Packed):
       [O, 8 · words]. These two have more places than there are groups.
     """
 
-    @property
-    def label(self) -> str:
-        return f"AWQ W4A16 {self.scaling.label} asym"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("qweight", "scales", "qzeros")
-
-    @property
-    def scale_name(self) -> str:
-        return "scales"
-
-    @property
-    def zero_point_name(self) -> str:
-        return "qzeros"
-
-    @property
-    def codes(self) -> Codes:
-        return Codes("int", 15, self.scaling.columns_of_one)
-
-    @property
-    def elements(self) -> Elements:
-        return Elements(4)
+    @classmethod
+    def of(cls, scaling: Scaling) -> "Gemv":
+        return cls(
+            scaling=scaling,
+            elements=Elements(4),
+            label=f"AWQ W4A16 {scaling.label} asym",
+            codes=Codes("int", 15, scaling.columns_of_one),
+            weight="qweight",
+            scale="scales",
+            zero_point="qzeros",
+        )
 
     def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         super().decode(self._of_groups(tensors, scratch), out, scratch)
@@ -128,7 +117,7 @@ def stored_gemv(stored: Stored, declared: Declared) -> Gemv:
     stored.match(layout)
     if declared.symmetric and not _are_eight(stored, shape[1] // size):
         raise stored.wrong("zero_point is false, and its zero points are not all 8")
-    return Gemv(stored.scaling(shape, declared))
+    return Gemv.of(stored.scaling(shape, declared))
 
 
 def zero_words(columns: int, size: int) -> int:
@@ -254,7 +243,7 @@ def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=_METHOD)
     # GPTQModel calls it a format.
     said = {name: fields.text(name) for name in ("version", "format", "checkpoint_format")}
     versions = {name: version.lower() for name, version in said.items() if version is not None}
@@ -335,5 +324,5 @@ class Modules(Library[AwqConfig]):
         if declared.symmetric and not stored.zeros_are(8, bits):
             raise stored.wrong("zero_point is false, and its zero points are not all 8")
         scaling = stored.scaling(shape, declared)
-        scheme = Qweight(scaling, bits, "AWQ", order, not declared.symmetric)
+        scheme = Qweight.of(scaling, bits, "AWQ", order, not declared.symmetric)
         return stored.used_by(scheme, "qzeros"), "awq"

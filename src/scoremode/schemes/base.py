@@ -9,6 +9,7 @@ round it. *Factors* are the stored codes and their scales, apart: where activati
 products are of codes, and scales are applied to the products.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -170,6 +171,55 @@ def factors_of(
     scale = scheme.factor(tensors, out, scratch)
     minimum = scheme.minimum(tensors) if isinstance(scheme, MinimumScheme) else None
     return Quantized(out, scale, minimum=minimum)
+
+
+@dataclass(frozen=True)
+class Wrapped(ABC):
+    """A Scheme `of` another, whose tensors are found or lie otherwise."""
+
+    of: Scheme
+
+    @abstractmethod
+    def own(self, tensors: Tensors) -> Tensors:
+        """The tensors as `of` has them."""
+
+    @property
+    def label(self) -> str:
+        return self.of.label
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.of.tensors
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def inputs(self) -> Quantizer | None:
+        return self.of.inputs
+
+    @property
+    def codes(self) -> Codes:
+        return self._factored.codes
+
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
+        self.of.decode(self.own(tensors), out, scratch)
+
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+        return self._factored.factor(self.own(tensors), out, scratch)
+
+    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
+        return self._factored.stored_factors(self.own(tensors), dtype)
+
+    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
+        return self.of.minimum(self.own(tensors)) if isinstance(self.of, MinimumScheme) else None
+
+    @property
+    def _factored(self) -> FactoredScheme:
+        """The format, where inputs are quantized and so the codes asked for."""
+        assert isinstance(self.of, FactoredScheme), f"{self.label} has no codes apart"
+        return self.of
 
 
 @dataclass(frozen=True)

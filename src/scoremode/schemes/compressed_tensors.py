@@ -10,33 +10,32 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors_config import (
     Group,
     QuantizationConfig,
     parse_quantization,
 )
 from scoremode.schemes.compressed_tensors_weights import (
-    FloatQuantized,
-    IntQuantized,
-    Mx,
-    Nvfp4,
-    PackQuantized,
+    float_quantized,
+    int_quantized,
+    mx,
+    nvfp4,
+    pack_quantized,
 )
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Linear, Tensor, single
 from scoremode.schemes.library import Library
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.unsupported import sparse_format
 
-Built = TypeVar("Built", bound=FactoredScheme)
 # Left by a cache's quantization in its own checkpoints; they belong to the cache.
 _OF_THE_CACHE = {"output_scale", "output_zero_point"}
 
@@ -104,7 +103,7 @@ class Stored(Headers):
             self._expect_zero("input_zero_point")
         return Inputs(f, tuple(layout))
 
-    def used_by(self, scheme: Built, *others: str) -> Built:
+    def used_by(self, scheme: Packed, *others: str) -> Packed:
         """The `scheme`. Raises UnsupportedFormat for tensors that neither it nor anything else uses."""
         known = {
             *scheme.tensors,
@@ -163,7 +162,7 @@ def _by_scale(scaling: Scaling, dtype: str, dtypes: tuple[str, ...]) -> Tensor:
 def packed_layout(
     shape: tuple[int, int], weights: TensorFormat, dtype: str = "BF16", *, dense: bool = True
 ) -> dict[str, Tensor]:
-    """pack-quantized: words of codes, and of zero points along the outputs; see `PackQuantized`."""
+    """pack-quantized: words of codes, and of zero points along the outputs; see `pack_quantized`."""
     (rows, columns), bits, scaling = shape, weights.bits, _scaling(shape, weights)
 
     def words(values: int) -> int:
@@ -221,7 +220,7 @@ def mx_layout(
     return {"weight_packed": Tensor("U8", (rows, columns * bits // 8)), "weight_scale": scale}
 
 
-def build_packed(stored: Stored) -> PackQuantized:
+def build_packed(stored: Stored) -> Packed:
     """The Scheme of a pack-quantized module. Raises CheckpointError, UnsupportedFormat."""
     weights = stored.weights
     if (
@@ -243,7 +242,7 @@ def build_packed(stored: Stored) -> PackQuantized:
     has_zero_point = stored.has_zero_points()
     dense = _is_dense(stored, shape)
     stored.match(packed_layout(shape, weights, dense=dense))
-    scheme = PackQuantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
+    scheme = pack_quantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
     if has_g_idx:
         _check_order(stored, shape[1], scaling.size)
     return stored.used_by(scheme, "weight_shape")
@@ -311,12 +310,12 @@ def _check_order(stored: Stored, columns: int, size: int | None) -> None:
         )
 
 
-def build_naive(stored: Stored) -> IntQuantized | FloatQuantized:
+def build_naive(stored: Stored) -> Packed:
     """The Scheme of a naive-quantized module. Raises CheckpointError, UnsupportedFormat."""
     return build_int(stored) if stored.weights.type == "int" else build_float(stored)
 
 
-def build_int(stored: Stored) -> IntQuantized:
+def build_int(stored: Stored) -> Packed:
     """The Scheme of an int-quantized module. Raises CheckpointError, UnsupportedFormat."""
     weights = stored.weights
     if (
@@ -332,10 +331,12 @@ def build_int(stored: Stored) -> IntQuantized:
     stored.match(naive_layout(shape, weights))
     inputs = stored.inputs(shape[1])
     stored.has_zero_points()
-    return stored.used_by(IntQuantized(scaling, weights.bits, not weights.symmetric, inputs=inputs))
+    return stored.used_by(
+        int_quantized(scaling, weights.bits, not weights.symmetric, inputs=inputs)
+    )
 
 
-def build_float(stored: Stored) -> FloatQuantized:
+def build_float(stored: Stored) -> Packed:
     """The Scheme of a float-quantized module. Raises CheckpointError, UnsupportedFormat."""
     weights = stored.weights
     if (
@@ -349,10 +350,10 @@ def build_float(stored: Stored) -> FloatQuantized:
     shape = stored.matrix("weight")
     scaling = stored.scaling(shape)
     stored.match(naive_layout(shape, weights))
-    return stored.used_by(FloatQuantized(scaling, inputs=stored.inputs(shape[1])))
+    return stored.used_by(float_quantized(scaling, inputs=stored.inputs(shape[1])))
 
 
-def build_nvfp4(stored: Stored) -> Nvfp4:
+def build_nvfp4(stored: Stored) -> Packed:
     """The Scheme of an NVFP4 module. Raises CheckpointError, UnsupportedFormat."""
     weights = stored.weights
     if (
@@ -364,10 +365,10 @@ def build_nvfp4(stored: Stored) -> Nvfp4:
     rows, width = stored.matrix("weight_packed")
     scaling = stored.scaling((rows, 2 * width))
     stored.match(nvfp4_layout(scaling.shape, weights))
-    return stored.used_by(Nvfp4(scaling, inputs=stored.inputs(2 * width)))
+    return stored.used_by(nvfp4(scaling, inputs=stored.inputs(2 * width)))
 
 
-def build_mx(stored: Stored, bits: int) -> Mx:
+def build_mx(stored: Stored, bits: int) -> Packed:
     """The Scheme of an MX module of `bits`. Raises CheckpointError, UnsupportedFormat."""
     weights = stored.weights
     if (
@@ -383,7 +384,7 @@ def build_mx(stored: Stored, bits: int) -> Mx:
         raise stored.wrong(f"its rows have {width} bytes, and four values take three")
     scaling = stored.scaling((rows, width * 8 // bits))
     stored.match(mx_layout(scaling.shape, weights))
-    return stored.used_by(Mx(scaling, bits, inputs=stored.inputs(scaling.shape[1])))
+    return stored.used_by(mx(scaling, bits, inputs=stored.inputs(scaling.shape[1])))
 
 
 @dataclass(frozen=True)
@@ -391,7 +392,7 @@ class Format:
     """A linear's tensors, by O × I, the format of its weights and the model's dtype; and its Scheme."""
 
     layout: Callable[[tuple[int, int], TensorFormat, str], dict[str, Tensor]]
-    build: Callable[[Stored], FactoredScheme]
+    build: Callable[[Stored], Packed]
 
 
 FORMATS = {
@@ -434,7 +435,7 @@ class Modules(Library[QuantizationConfig]):
             tensors["weight_g_idx"] = order
         return tensors | (_layout_of_inputs(group.inputs) if group.inputs else {})
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Packed, str]:
         stored = self._claim(module, tensors)
         build, key = FORMATS[stored.format].build, self._key(stored)
         scheme = build(stored) if key is None else self.alike(key, lambda: build(stored))

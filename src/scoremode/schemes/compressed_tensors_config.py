@@ -160,7 +160,7 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
 
     Raises UnsupportedFormat for sparse formats, and CheckpointError for one that can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config)
     sparsity = fields.any("sparsity_config") or {}
     sparse = sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity
     if sparse not in (None, "dense"):
@@ -264,14 +264,9 @@ def _tensor_format(args: Fields) -> TensorFormat:
 def _block(args: Fields) -> tuple[int, int] | None:
     """Rows × columns; older releases wrote `128x128`."""
     value = args.any("block_structure")
-    if value is None:
-        return None
     if isinstance(value, str):
         # Of few digits: any that were more would be no size, and Python takes other alphabets' too.
         parts = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value)
-        value = [int(n) for n in parts.groups()] if parts else None
-    match value:
-        case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
-            if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
-                return rows, columns
-    raise args.wrong("block_structure", "rows and columns")
+        pair = [int(n) for n in parts.groups()] if parts else value
+        return Fields({"block_structure": pair}, args.where).block("block_structure")
+    return args.block("block_structure")

@@ -34,230 +34,139 @@ Source: compressed-tensors' MXFP4PackedCompressor, MXFP6PackedCompressor, MXFP8Q
 OCP Microscaling Formats 1.0.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.unpack import (
-    E4M3,
-    FLOATS,
-    SIGNED_BYTES,
-    Elements,
-    Tensors,
-    look_up_scales,
-)
+from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
 from scoremode.schemes.packed import Packed
 
 
-@dataclass(frozen=True)
-class PackQuantized(Packed):
+def pack_quantized(
+    scaling: Scaling,
+    bits: int,
+    has_zero_point: bool = False,
+    has_g_idx: bool = False,
+    dense: bool = True,
+    *,
+    inputs: Inputs | None = None,
+) -> Packed:
     """Integers of `bits`, symmetric or not.
 
     - `dense`: whether values run on over words.
-    - `has_zero_point`, `has_g_idx`: whether the tensors are there. `weight_g_idx[i]` is the group
-      of input `i` where the columns were quantized in order of their activations.
+    - `has_g_idx`: whether columns were quantized in order of their activations, so that
+      `weight_g_idx[i]` is the group of input `i`.
     """
-
-    bits: int
-    has_zero_point: bool = False
-    has_g_idx: bool = False
-    dense: bool = True
-
-    @property
-    def label(self) -> str:
-        marks = (" asym" if self.has_zero_point else "") + (" g_idx" if self.has_g_idx else "")
-        return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}{marks}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return (
-            "weight_packed",
-            "weight_scale",
-            *(("weight_zero_point",) if self.has_zero_point else ()),
-            *(("weight_g_idx",) if self.has_g_idx else ()),
-        )
-
-    @property
-    def codes(self) -> Codes:
-        limit = (1 << self.bits) - 1 if self.has_zero_point else 1 << (self.bits - 1)
-        if self.has_zero_point and self.scaling.strategy == "tensor":
-            # That zero point is not packed and may be any int8.
-            limit = 255
-        return Codes("int", limit, self.scaling.columns_of_one)
-
-    @property
-    def elements(self) -> Elements:
-        return Elements(self.bits, layout="dense" if self.dense else "padded")
-
-
-def activation_label(inputs: Inputs | None) -> str:
-    """`A16`, `A8`, `AFP8`, `A8 tensor asym`: what follows the weights' bits in people's names."""
-    if inputs is None:
-        return "A16"
-    f = inputs.format
-    how = {False: "static", "local": "local"}.get(
-        f.dynamic, "" if f.strategy == "token" else f.strategy
+    limit = (1 << bits) - 1 if has_zero_point else 1 << (bits - 1)
+    if has_zero_point and scaling.strategy == "tensor":
+        # That zero point is not packed and may be any int8.
+        limit = 255
+    return Packed(
+        scaling=scaling,
+        elements=Elements(bits, layout="dense" if dense else "padded"),
+        label=integers_label(bits, inputs, scaling, has_zero_point) + " g_idx" * has_g_idx,
+        codes=Codes("int", limit, scaling.columns_of_one),
+        inputs=inputs,
+        weight="weight_packed",
+        zero_point="weight_zero_point" if has_zero_point else None,
+        g_idx="weight_g_idx" if has_g_idx else None,
     )
-    words = (f"A{'FP' if f.type == 'float' else ''}{f.bits}", how, "" if f.symmetric else "asym")
-    return " ".join(filter(None, words))
 
 
-class Naive(Packed):
-    """Weights whose codes a product can take as they are stored."""
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("weight", self.scale_name)
-
-    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-        weight = tensors[self.tensors[0]]
-        if "weight_zero_point" in tensors or weight.dtype not in (out.dtype, torch.int8):
-            return super().factor(tensors, out, scratch)
-        out.copy_(weight)
-        return self.scales(tensors)
-
-    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
-        weight = tensors[self.tensors[0]]
-        # Contiguous and aligned as the device's matmuls want it.
-        fits = weight.dtype == dtype and weight.is_contiguous() and weight.data_ptr() % 16 == 0
-        if not fits or "weight_zero_point" in tensors:
-            return None
-        return Quantized(weight, self.scales(tensors))
+def integers_label(
+    bits: int, inputs: Inputs | None, scaling: Scaling, asymmetric: bool = False
+) -> str:
+    """Such as `W4A16 g128`, `W8AFP8 channel`, `W4A8 tensor asym g128`."""
+    by = "A16"
+    if inputs is not None:
+        f = inputs.format
+        usual = "" if f.strategy == "token" else f.strategy
+        how = {False: "static", "local": "local"}.get(f.dynamic, usual)
+        words = (f"A{'FP' if f.type == 'float' else ''}{f.bits}", how, "asym" * (not f.symmetric))
+        by = " ".join(filter(None, words))
+    return f"W{bits}{by} {scaling.label}{' asym' if asymmetric else ''}"
 
 
-@dataclass(frozen=True)
-class IntQuantized(Naive):
+def int_quantized(
+    scaling: Scaling,
+    bits: int,
+    has_zero_point: bool = False,
+    *,
+    inputs: Inputs | None = None,
+    **others: Any,
+) -> Packed:
     """Integers of `bits` in int8, symmetric or not."""
-
-    bits: int
-    has_zero_point: bool = False
-
-    @property
-    def label(self) -> str:
-        mark = " asym" if self.has_zero_point else ""
-        return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}{mark}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return (*super().tensors, *(("weight_zero_point",) if self.has_zero_point else ()))
-
-    @property
-    def codes(self) -> Codes:
+    return Packed(
+        scaling=scaling,
+        elements=SIGNED_BYTES,
+        label=integers_label(bits, inputs, scaling, has_zero_point),
         # What int8 can hold, less a zero point of int8; a value of more than `bits` is decoded as well.
-        return Codes("int", 255 if self.has_zero_point else 128, self.scaling.columns_of_one)
-
-    @property
-    def elements(self) -> Elements:
-        return SIGNED_BYTES
-
-
-class FloatQuantized(Naive):
-    """Weights of one float8 an element; the effective weight is rounded in the scale's dtype."""
-
-    @property
-    def label(self) -> str:
-        if self.inputs is None:
-            return f"FP8 W8A16 {self.scaling.label}"
-        by = (self.scaling.strategy, self.inputs.label)
-        preset = {
-            ("tensor", "float8 tensor static"): "FP8",
-            ("channel", "float8 token"): "FP8_DYNAMIC",
-            ("block", "float8 group 128"): "FP8_BLOCK",
-        }.get(by)
-        return preset or f"FP8 {self.scaling.label}, inputs {self.inputs.label}"
-
-    @property
-    def codes(self) -> Codes:
-        rows = self.scaling.block[0] if self.scaling.block else 1
-        return Codes("float8", None, self.scaling.columns_of_one, rows)
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[8]
+        codes=Codes("int", 255 if has_zero_point else 128, scaling.columns_of_one),
+        inputs=inputs,
+        zero_point="weight_zero_point" if has_zero_point else None,
+        **others,
+    )
 
 
-class Nvfp4(Packed):
+_FLOAT8_PRESETS = {
+    ("tensor", "float8 tensor static"): "FP8",
+    ("channel", "float8 token"): "FP8_DYNAMIC",
+    ("block", "float8 group 128"): "FP8_BLOCK",
+}
+
+
+def float_quantized(scaling: Scaling, *, inputs: Inputs | None = None, **others: Any) -> Packed:
+    """Weights of one float8 an element."""
+    if inputs is None:
+        label = f"FP8 W8A16 {scaling.label}"
+    else:
+        usual = f"FP8 {scaling.label}, inputs {inputs.label}"
+        label = _FLOAT8_PRESETS.get((scaling.strategy, inputs.label), usual)
+    rows = scaling.block[0] if scaling.block else 1
+    settings: dict[str, Any] = {
+        "label": label,
+        "codes": Codes("float8", None, scaling.columns_of_one, rows),
+    }
+    return Packed(scaling=scaling, elements=FLOATS[8], inputs=inputs, **settings | others)
+
+
+def nvfp4(scaling: Scaling, *, inputs: Inputs | None = None, **others: Any) -> Packed:
     """Groups of e2m1 under a local and a global scale."""
-
-    @property
-    def label(self) -> str:
-        if self.inputs is None:
-            return "NVFP4A16"
-        own = self.inputs.format.strategy == "tensor_group"
-        return "NVFP4" if own else f"NVFP4, inputs {self.inputs.label}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("weight_packed", "weight_scale", "weight_global_scale")
-
-    @property
-    def codes(self) -> Codes:
-        return Codes("float")
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[4]
-
-    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
-        stored, whole = tensors["weight_scale"], tensors["weight_global_scale"].view(1)
-        if self.by_kernel(
-            "decode", tensors, out, scale=stored, whole=whole, rounding=torch.bfloat16
-        ):
-            return
-        scale = look_up_scales(stored, E4M3.to(out.device) / whole, scratch)
-        for rows, q in self.values(tensors, torch.float32, scratch):
-            self.scaling.multiply(q, scale[rows], slice(None), q)
-            if out.dtype != torch.bfloat16:
-                rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
-                q = rounded.copy_(q)
-            out[rows].copy_(q)
-
-    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-        stored = tensors["weight_scale"]
-        if not self.by_kernel("factor", tensors, out, scale=stored):
-            scale = look_up_scales(stored, E4M3.to(out.device), scratch)
-            for rows, q in self.values(tensors, torch.float32, scratch):
-                self.scaling.multiply(q, scale, rows, out)
-        return self.whole(tensors)
-
-    def whole(self, tensors: Tensors) -> torch.Tensor:
-        """float32 [1, 1]: what codes with their local scales in them are multiplied with."""
-        return 1 / tensors["weight_global_scale"].view(1, 1)
+    label = "NVFP4A16"
+    if inputs is not None:
+        own = inputs.format.strategy == "tensor_group"
+        label = "NVFP4" if own else f"NVFP4, inputs {inputs.label}"
+    settings: dict[str, Any] = {
+        "label": label,
+        "weight": "weight_packed",
+        "whole": "weight_global_scale",
+        "rounded": torch.bfloat16,
+    }
+    elements, codes = FLOATS[4], Codes("float")
+    return Packed(
+        scaling=scaling, elements=elements, codes=codes, inputs=inputs, **settings | others
+    )
 
 
-@dataclass(frozen=True)
-class Mx(Packed):
+def mx(scaling: Scaling, bits: int, *, inputs: Inputs | None = None, **others: Any) -> Packed:
     """Elements of 4, 6 or 8 bits in groups of 32."""
-
-    bits: int
-
-    @property
-    def label(self) -> str:
-        name = f"MXFP{self.bits}"
-        if self.inputs is None:
-            return f"{name}A16"
-        f = self.inputs.format
-        if f.is_mx:
-            return name if f.bits == self.bits else f"{name}A{f.bits}"
-        if self.inputs.label == "float8 group 128":
-            return f"{name}xFP8"
-        return f"{name}, inputs {self.inputs.label}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("weight" if self.bits == 8 else "weight_packed", "weight_scale")
-
-    @property
-    def codes(self) -> Codes:
-        return Codes("float")
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[self.bits]
-
-    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-        self.decode(tensors, out, scratch)
-        return torch.ones(1, 1, device=out.device)
+    label = f"MXFP{bits}"
+    if inputs is None:
+        label += "A16"
+    elif inputs.format.is_mx:
+        label += "" if inputs.format.bits == bits else f"A{inputs.format.bits}"
+    elif inputs.label == "float8 group 128":
+        label += "xFP8"
+    else:
+        label += f", inputs {inputs.label}"
+    settings: dict[str, Any] = {
+        "label": label,
+        "weight": "weight" if bits == 8 else "weight_packed",
+    }
+    elements, codes = FLOATS[bits], Codes("float")
+    return Packed(
+        scaling=scaling, elements=elements, codes=codes, inputs=inputs, **settings | others
+    )

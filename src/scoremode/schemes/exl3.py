@@ -33,33 +33,26 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, Tensors
-from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.fields import Fields
 from scoremode.schemes.layout import Headers, single
 from scoremode.schemes.library import Library, TensorsDecide
 
 METHOD = "quantization method 'exl3'"
 
 
-@dataclass(frozen=True)
-class Exl3Config(TensorsDecide):
-    """Nothing that a weight's meaning depends on."""
-
-
-def parse_exl3(config: Mapping[str, Any]) -> Exl3Config:
+def parse_exl3(config: Mapping[str, Any]) -> TensorsDecide:
     """Reads a `quantization_config` whose `quant_method` is `exl3`.
 
     Raises UnsupportedFormat for a codebook that is not decoded, CheckpointError for what can't be
     understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=METHOD)
     for name in ("bits", "head_bits"):
         value = fields.any(name)
         if value is not None and type(value) not in (int, float):
             raise fields.wrong(name, "a number")
-    codebook = fields.text("codebook")
-    if codebook is not None and codebook not in CODEBOOKS:
-        raise not_decoded(METHOD, "codebook", codebook)
-    return Exl3Config()
+    fields.choice("codebook", CODEBOOKS)
+    return TensorsDecide()
 
 
 @dataclass(frozen=True)
@@ -234,7 +227,7 @@ _DIVIDED = {"laguna", "mistral4"}
 _READ = {"trellis", "suh", "svh", "su", "sv", "bias", *_MARKERS}
 
 
-class Modules(Library[Exl3Config]):
+class Modules(Library[TensorsDecide]):
     """Linears with a `trellis`."""
 
     methods = frozenset(("exl3",))
@@ -248,7 +241,7 @@ class Modules(Library[Exl3Config]):
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
 
-    def parse(self, config: Mapping[str, Any]) -> Exl3Config:
+    def parse(self, config: Mapping[str, Any]) -> TensorsDecide:
         return parse_exl3(config)
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ A `TensorFormat` is what configs say of one tensor: the fields of compressed-ten
 that decide it, and what other libraries have beside them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,56 @@ _NOT = "quantization_config can't be understood"
 
 
 class Fields:
-    """An object of `quantization_config`; `where` names it in errors.
+    """An object of `quantization_config`; `where` names it in errors, "" is the config itself.
 
     A field that is missing has its default. One that is null counts as missing where the default is
-    None. Everything raises CheckpointError.
+    None. Readers raise CheckpointError for a value of another type; `refuse` and `choice` raise
+    UnsupportedFormat, in the name of the quantization `method`.
     """
 
-    def __init__(self, value: Any, where: str):
-        self.where = where
+    def __init__(self, value: Any, where: str = "", method: str = ""):
+        self.where, self.method = where, method
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{_NOT}: {where} {shown(value)} is not an object")
         self._value = value
 
     def wrong(self, name: str, expected: str) -> CheckpointError:
-        value = shown(self._value.get(name))
-        return CheckpointError(f"{_NOT}: {self.where}: {name} {value} is not {expected}")
+        value, where = shown(self._value.get(name)), f"{self.where}: " if self.where else ""
+        return CheckpointError(f"{_NOT}: {where}{name} {value} is not {expected}")
+
+    def not_decoded(self, name: str, value: Any) -> UnsupportedFormat:
+        """The error for a field that has a meaning, and none here."""
+        return not_decoded(self.method, f"{self.where}, {name}" if self.where else name, value)
+
+    def refuse(self, *names: str) -> None:
+        """Raises UnsupportedFormat where one of these fields says anything."""
+        for name in names:
+            if value := self.any(name):
+                raise self.not_decoded(name, value)
+
+    def choice(self, name: str, values: Iterable[str], default: str | None = None) -> str | None:
+        """A string that is one of `values`; UnsupportedFormat for any other."""
+        value = self.text(name, default)
+        if value is not None and value not in values:
+            raise self.not_decoded(name, value)
+        return value
+
+    def block(self, name: str, default: Any = None) -> tuple[int, int] | None:
+        """Rows and columns."""
+        match self.any(name, default):
+            case None:
+                return None
+            case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
+                if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                    return rows, columns
+        raise self.wrong(name, "rows and columns")
+
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """A number of columns, or -1 for all of them."""
+        value = self.whole(name, default)
+        if value is not None and value != -1 and not 0 < value < 1 << 31:
+            raise self.wrong(name, "a size")
+        return value
 
     def any(self, name: str, default: Any = None) -> Any:
         """The value as it is."""
@@ -58,8 +93,8 @@ class Fields:
         return tuple(value)
 
     def object(self, name: str) -> "Fields | None":
-        value = self._value.get(name)
-        return None if value is None else Fields(value, f"{self.where}, {name}")
+        value, where = self._value.get(name), f"{self.where}, {name}" if self.where else name
+        return None if value is None else Fields(value, where, self.method)
 
     def _typed(self, name: str, kind: type, expected: str, default: Any) -> Any:
         value = self._value.get(name, default)

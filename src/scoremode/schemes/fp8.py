@@ -25,13 +25,14 @@ import torch
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, Scheme
-from scoremode.schemes.compressed_tensors_weights import FloatQuantized, Mx
+from scoremode.schemes.base import Scheme
+from scoremode.schemes.compressed_tensors_weights import float_quantized, mx
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, UNTOLD, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import NotConverted
 
 METHOD = "quantization method 'fp8'"
@@ -90,14 +91,10 @@ def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
     `expert_dtype`: what the model's own config says of it, as DeepSeek-V4's does.
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
-    for name in _MORE:
-        if fields.any(name):
-            raise not_decoded(METHOD, name, fields.any(name))
-    wanted = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
-    for name, values in wanted.items():
-        if fields.text(name) not in (None, *values):
-            raise not_decoded(METHOD, name, fields.any(name))
+    fields = Fields(config, method=METHOD)
+    fields.refuse(*_MORE)
+    fields.choice("fmt", ("e4m3", "float8_e4m3fn"))
+    scales = fields.choice("scale_fmt", ("float", "ue8m0"))
     said = fields.text("expert_dtype")
     experts = expert_dtype if said is None else said
     if experts not in (None, "fp8", "fp4"):
@@ -106,10 +103,10 @@ def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
     if scheme.lower() not in ("dynamic", "static"):
         raise not_decoded(METHOD, "activation_scheme", scheme)
     return Fp8Config(
-        _block(fields),
+        fields.block("weight_block_size", [128, 128]),
         says_block=fields.any("weight_block_size") is not None,
         static=scheme.lower() == "static",
-        powers_of_two=fields.text("scale_fmt") == "ue8m0",
+        powers_of_two=scales == "ue8m0",
         fp4_experts=experts == "fp4",
         # MiniMax calls the list ignored_layers.
         not_converted=NotConverted.of(fields, "modules_to_not_convert", "ignored_layers"),
@@ -127,67 +124,26 @@ def _cache(fields: Fields) -> TensorFormat | None:
     return None
 
 
-def _block(fields: Fields) -> tuple[int, int] | None:
-    value = fields.any("weight_block_size", [128, 128])
-    if value is None:
-        return None
-    match value:
-        case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
-            if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
-                return rows, columns
-    raise fields.wrong("weight_block_size", "rows and columns")
+def block_float8(
+    scaling: Scaling, *, inputs: Inputs | None = None, scale: str = "weight_scale_inv"
+) -> Packed:
+    """Float8 whose products with scales are rounded in float32, whatever the dtype of the scales."""
+    of_two = " ue8m0" if inputs and inputs.format.powers_of_two else ""
+    static = " static" if inputs and inputs.format.dynamic is False else ""
+    label = f"FP8 {scaling.label}{of_two}{static}"
+    # A scale's NaN is that of torch's float8_e8m0fnu, so that no score of one passes.
+    return float_quantized(
+        scaling, inputs=inputs, label=label, scale=scale, nan_scale=True, rounded=torch.float32
+    )
 
 
-@dataclass(frozen=True)
-class BlockFloat8(FloatQuantized):
-    """Float8 whose products with scales are rounded in float32, whatever the dtype of the scales.
-
-    `stored_scale`: the suffix of the scales.
-    """
-
-    stored_scale: str = "weight_scale_inv"
-
-    @property
-    def label(self) -> str:
-        of_two = " ue8m0" if self.inputs and self.inputs.format.powers_of_two else ""
-        static = " static" if self.inputs and self.inputs.format.dynamic is False else ""
-        return f"FP8 {self.scaling.label}{of_two}{static}"
-
-    @property
-    def scale_name(self) -> str:
-        return self.stored_scale
-
-    @property
-    def nan_scale(self) -> bool:
-        # As torch's float8_e8m0fnu, so that no score of one passes.
-        return True
-
-    def rounding(self, scale: torch.Tensor) -> torch.dtype:
-        return torch.float32
-
-
-@dataclass(frozen=True)
-class Fp4(Mx):
+def fp4(
+    scaling: Scaling, *, inputs: Inputs | None = None, scale: str = "weight_scale_inv"
+) -> Packed:
     """Pairs of e2m1 in a byte, the first in the low nibble, in groups of 32 under powers of two: exact
-    in bfloat16, as MXFP4 is. `stored_scale`: the suffix of the scales."""
-
-    stored_scale: str = "weight_scale_inv"
-
-    @property
-    def label(self) -> str:
-        return "FP4 g32 ue8m0"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("weight", self.stored_scale)
-
-    @property
-    def scale_name(self) -> str:
-        return self.stored_scale
-
-    @property
-    def nan_scale(self) -> bool:
-        return True
+    in bfloat16, as MXFP4 is."""
+    names = {"label": "FP4 g32 ue8m0", "weight": "weight", "scale": scale}
+    return mx(scaling, 4, inputs=inputs, nan_scale=True, **names)
 
 
 _SCALE = "weight_scale_inv"
@@ -318,7 +274,7 @@ class Modules(Library[Fp8Config]):
 
         return self.alike((projection, *headers), make), "fp8"
 
-    def _linear(self, stored: Headers) -> FactoredScheme:
+    def _linear(self, stored: Headers) -> Packed:
         found = [name for name in (_SCALE, _PLAIN, _SHORT) if name in stored.tensors]
         scale = found[0] if found else _SCALE
         static = "activation_scale" if "activation_scale" in stored.tensors else "input_scale"
@@ -351,7 +307,7 @@ class Modules(Library[Fp8Config]):
 
     def _scheme(
         self, stored: Headers, names: _Names, config: Fp8Config, experts: tuple[int, ...]
-    ) -> FactoredScheme:
+    ) -> Packed:
         """The Scheme of a linear, or of one expert where tensors have these many."""
         weight = stored.tensors.get(names.weight)
         in_pairs = weight is not None and weight.dtype == "I8"
@@ -373,9 +329,9 @@ class Modules(Library[Fp8Config]):
         scale = stored.tensors[names.scale]
         scaling = scalings[scale.shape]
         if in_pairs:
-            return Fp4(scaling, 4, inputs=inputs, stored_scale=suffix)
+            return fp4(scaling, inputs=inputs, scale=suffix)
         if scale.dtype in POWERS_OF_TWO and not config.powers_of_two:
             raise stored.wrong(
                 f"its scales are powers of two ({scale.dtype}), and scale_fmt is not ue8m0"
             )
-        return BlockFloat8(scaling, inputs=inputs, stored_scale=suffix)
+        return block_float8(scaling, inputs=inputs, scale=suffix)

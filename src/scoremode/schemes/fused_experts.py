@@ -9,20 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode.schemes.base import (
-    FactoredScheme,
-    MinimumScheme,
-    Quantizer,
-    RowScheme,
-    Scheme,
-    Scratch,
-    Tensors,
-)
-from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.base import Quantizer, RowScheme, Scheme, Scratch, Tensors, Wrapped
+from scoremode.schemes.decoding.codes import Quantized
 
 
 @dataclass(frozen=True)
-class Expert:
+class Expert(Wrapped):
     """The linear [O, I] of one expert, whose tensors are entries of those that hold all.
 
     - `of`: the format that such a linear would have alone.
@@ -32,58 +24,23 @@ class Expert:
     - `transposed`: whether the entries, packed along their first axis, are [I, O] matrices.
     """
 
-    of: Scheme
     names: tuple[tuple[str, str], ...]
     shared: tuple[str, ...] = ()
     transposed: bool = False
 
     @property
-    def label(self) -> str:
-        return self.of.label
-
-    @property
     def tensors(self) -> tuple[str, ...]:
         return tuple(self.stored_as(suffix) for suffix in self.of.tensors)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
-
-    @property
-    def inputs(self) -> Quantizer | None:
-        return self.of.inputs
-
-    @property
-    def codes(self) -> Codes:
-        return self._factored.codes
 
     def stored_as(self, suffix: str) -> str:
         """The name in the experts' module of the tensor that has this suffix in a linear alone."""
         return dict(self.names)[suffix]
 
-    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
-        self.of.decode(self._own(tensors), out, scratch)
-
-    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-        return self._factored.factor(self._own(tensors), out, scratch)
-
     def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
-        if self.transposed:
-            # A copy would last as long as the layer, beside those of all other experts.
-            return None
-        return self._factored.stored_factors(self._own(tensors), dtype)
+        # A copy of a transposed one would last as long as the layer, beside those of other experts.
+        return None if self.transposed else super().stored_factors(tensors, dtype)
 
-    def minimum(self, tensors: Tensors) -> torch.Tensor | None:
-        own = self.of
-        return own.minimum(self._own(tensors)) if isinstance(own, MinimumScheme) else None
-
-    @property
-    def _factored(self) -> FactoredScheme:
-        """The format, where inputs are quantized and so the codes asked for."""
-        assert isinstance(self.of, FactoredScheme), f"{self.label} has no codes apart"
-        return self.of
-
-    def _own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def own(self, tensors: Tensors) -> Tensors:
         """The entries by the suffixes of a linear alone; a row of blocks [O, G, 16] is one of bytes."""
         entries = {suffix: tensors[self.stored_as(suffix)] for suffix in self.of.tensors}
         if self.transposed:

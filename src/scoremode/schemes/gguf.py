@@ -16,6 +16,8 @@ Where asked for, inputs are rounded as llama.cpp's CPU build rounds them. The we
 (ggml-cpu's `type_traits_cpu`, `vec_dot_type`): blocks of 256 values meet Q8_K; blocks of 32 and NVFP4's
 of 64 meet Q8_0, or Q8_1 where they have a minimum; float16 and bfloat16 meet themselves, and float32
 its input as it is.
+
+`Permuted` weights lie in the file otherwise than in the library, and are put back as they are read.
 """
 
 import re
@@ -26,17 +28,22 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.gguf.header import TYPES
+from scoremode.checkpoint.gguf.table import Layout
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
 from scoremode.lib import fallback
 from scoremode.schemes.activations.ggml import GgmlInputs
-from scoremode.schemes.base import Dense, Scheme, Scratch
+from scoremode.schemes.base import (
+    Dense,
+    Scheme,
+    Scratch,
+    Wrapped,
+)
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Tensors, row_blocks
 from scoremode.schemes.fields import shown
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.gguf_i_quants import I_QUANTS
-from scoremode.schemes.gguf_permuted import Permuted
 from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY, BlockType, Scales
 from scoremode.schemes.layout import Headers, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
@@ -167,14 +174,10 @@ SCALE = "scale"
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Wrapped):
     """A weight `of` blocks, and a float32 of one element beside it."""
 
     of: Blocks
-
-    @property
-    def label(self) -> str:
-        return self.of.label
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -185,21 +188,12 @@ class Scaled:
         """Tensors that are not rows of the weight."""
         return (SCALE,)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.of.shape
-
-    @property
-    def inputs(self) -> GgmlInputs | None:
-        return self.of.inputs
-
-    @property
-    def codes(self) -> Codes:
-        return self.of.codes
+    def own(self, tensors: Tensors) -> Tensors:
+        return tensors
 
     def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
         (kind,), factor = self.of.tensors, tensors[SCALE].view(1)
-        for rows in row_blocks(self.shape, out.device):
+        for rows in row_blocks(self.of.shape, out.device):
             target = out[rows]
             values = scratch.get("scaled", tuple(target.shape), torch.float32, out.device)
             self.of.of_rows(len(target)).decode({kind: tensors[kind][rows]}, values, scratch)
@@ -212,8 +206,65 @@ class Scaled:
         minimum = self.of.minimum(tensors)
         return None if minimum is None else minimum * tensors[SCALE].view(1)
 
-    def stored_factors(self, tensors: Tensors, dtype: torch.dtype) -> Quantized | None:
-        return None
+
+def permuted(scheme: Scheme, layout: Layout, name: str) -> "Permuted":
+    """The scheme `scheme` of the tensor `name`, stored in this layout.
+
+    Raises UnsupportedModel for values that are packed and need more than another order of rows,
+    CheckpointError for a shape that can't lie so.
+    """
+    if layout.less and not isinstance(scheme, Dense):
+        raise UnsupportedModel(
+            f"{name} is stored in {scheme.label}, plus {layout.less:g}: not supported"
+        )
+    try:
+        layout.shape(tuple(scheme.shape))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: its shape {error}") from None
+    return Permuted(scheme, layout)
+
+
+@dataclass(frozen=True)
+class Permuted(Wrapped):
+    """A Scheme `of` tensors whose rows `layout` first brings into the library's order."""
+
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape(tuple(self.of.shape))
+
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
+        own = self.own(tensors)
+        if self.layout.less:
+            (stored,) = own.values()
+            out.copy_(stored.float() - self.layout.less)
+        elif self.layout.transposed:
+            rows = scratch.get("a layout's", tuple(self.of.shape), out.dtype, out.device)
+            self.of.decode(own, rows, scratch)
+            out.copy_(rows.T)
+        elif isinstance(self.of, Dense):
+            out.copy_(own[self.of.name])
+        else:
+            self.of.decode(own, out, scratch)
+
+    def own(self, tensors: Tensors) -> Tensors:
+        whole: tuple[str, ...] = getattr(self.of, "whole", ())
+        return {s: t if s in whole else _moved(t, self.layout) for s, t in tensors.items()}
+
+
+def _moved(stored: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The rows of `stored` in the library's order. Bytes are moved as words, an eighth of the elements
+    for a GPU's copy, which takes them one by one."""
+    if stored.dtype != torch.uint8:
+        return layout.apply(stored)
+    stored = stored.contiguous()
+    wide = next(
+        dtype
+        for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        if stored.shape[-1] % dtype.itemsize == 0 == stored.storage_offset() % dtype.itemsize
+    )
+    return layout.apply(stored.view(wide)).view(torch.uint8)
 
 
 METHOD = "quantization method 'gguf'"

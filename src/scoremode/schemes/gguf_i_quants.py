@@ -15,6 +15,7 @@ Source: gguf 0.19, `quants`, by tools/gguf_grids.py.
 
 import zlib
 from base64 import b64decode
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -231,10 +232,6 @@ def _nibbles(blocks: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return (both >> _shifts((0, 4), blocks.device) & 15).flatten(1)
 
 
-def _iq1_s_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _words(blocks, 34, 50, torch.int16) >> 12 & 7, 1 / 8)
-
-
 def _iq1_m_scales(blocks: torch.Tensor) -> Scales:
     """A float16 from the highest four bits of four words, lowest first."""
     words = _words(blocks, 48, 56, torch.int16)
@@ -244,32 +241,28 @@ def _iq1_m_scales(blocks: torch.Tensor) -> Scales:
     return _odd(factor, codes.flatten(1), 1 / 8)
 
 
-def _iq2_xxs_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _words(blocks, 2, 66, torch.int32)[:, 1::2] >> 28 & 15, 1 / 8)
+def _by_nibbles(begin: int, end: int, of: float) -> Callable[[torch.Tensor], Scales]:
+    return lambda blocks: _odd(halves(blocks, 0), _nibbles(blocks, begin, end), of)
 
 
-def _iq2_xs_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _nibbles(blocks, 66, 74), 1 / 8)
+def _by_words(
+    begin: int, end: int, dtype: torch.dtype, shift: int, mask: int, of: float, step: int = 1
+) -> Callable[[torch.Tensor], Scales]:
+    """Scales in the bits from `shift` on of each word, or of every second one."""
 
+    def scales(blocks: torch.Tensor) -> Scales:
+        words = _words(blocks, begin, end, dtype)[:, step - 1 :: step]
+        return _odd(halves(blocks, 0), words >> shift & mask, of)
 
-def _iq2_s_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _nibbles(blocks, 74, 82), 1 / 8)
-
-
-def _iq3_xxs_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _words(blocks, 66, 98, torch.int32) >> 28 & 15, 1 / 4)
-
-
-def _iq3_s_scales(blocks: torch.Tensor) -> Scales:
-    return _odd(halves(blocks, 0), _nibbles(blocks, 106, 110), 1)
+    return scales
 
 
 I_QUANTS = (
-    BlockType("IQ1_S", 32, 9, _iq1_s, _iq1_s_scales),
+    BlockType("IQ1_S", 32, 9, _iq1_s, _by_words(34, 50, torch.int16, 12, 7, 1 / 8)),
     BlockType("IQ1_M", 16, 9, _iq1_m, _iq1_m_scales),
-    BlockType("IQ2_XXS", 32, 43, _iq2_xxs, _iq2_xxs_scales),
-    BlockType("IQ2_XS", 16, 43, _iq2_xs, _iq2_xs_scales),
-    BlockType("IQ2_S", 16, 43, _iq2_s, _iq2_s_scales),
-    BlockType("IQ3_XXS", 32, 62, _iq3_xxs, _iq3_xxs_scales),
-    BlockType("IQ3_S", 32, 15, _iq3_s, _iq3_s_scales),
+    BlockType("IQ2_XXS", 32, 43, _iq2_xxs, _by_words(2, 66, torch.int32, 28, 15, 1 / 8, 2)),
+    BlockType("IQ2_XS", 16, 43, _iq2_xs, _by_nibbles(66, 74, 1 / 8)),
+    BlockType("IQ2_S", 16, 43, _iq2_s, _by_nibbles(74, 82, 1 / 8)),
+    BlockType("IQ3_XXS", 32, 62, _iq3_xxs, _by_words(66, 98, torch.int32, 28, 15, 1 / 4)),
+    BlockType("IQ3_S", 32, 15, _iq3_s, _by_nibbles(106, 110, 1)),
 )

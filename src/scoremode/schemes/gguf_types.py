@@ -27,7 +27,7 @@ Source: gguf 0.19, `quants`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,10 @@ class Scales(NamedTuple):
     minimum: torch.Tensor | None = None
 
 
+_Codes = Callable[[torch.Tensor, Scratch], torch.Tensor]
+_ToScales = Callable[[torch.Tensor], Scales]
+
+
 @dataclass(frozen=True)
 class BlockType:
     """One of ggml's types.
@@ -62,8 +66,8 @@ class BlockType:
     name: str
     group: int
     limit: int
-    codes: Callable[[torch.Tensor, Scratch], torch.Tensor]
-    scales: Callable[[torch.Tensor], Scales]
+    codes: _Codes
+    scales: _ToScales
     has_minimum: bool = False
 
     @property
@@ -116,39 +120,49 @@ def spread(
     return out
 
 
-def _q4_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _nibbles(blocks, 2, scratch).sub_(8).view(torch.int8)
+class _Bits(NamedTuple):
+    """The place of codes of `bits` in a block: runs of `run` bytes in those from `begin` to `end`,
+    moved up by `to`; see `spread`."""
+
+    begin: int
+    end: int
+    bits: int
+    run: int
+    to: int = 0
 
 
-def _q4_1(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _nibbles(blocks, 4, scratch).view(torch.int8)
+def _integers(
+    blocks: torch.Tensor,
+    scratch: Scratch,
+    *,
+    low: _Bits,
+    high: _Bits | None = None,
+    fifth: int | None = None,
+    less: int = 0,
+) -> torch.Tensor:
+    """int8 [n, values] less `less`, of bits at `low`, and more of each at `high`; or a `fifth` bit of
+    each, which lie in order in the four bytes from this one on."""
+    n, device = len(blocks), blocks.device
+    shape = n, (low.end - low.begin) * 8 // low.bits
+    out = scratch.get("codes", shape, torch.uint8, device)
+    for bits, into in ((low, out), (high, None)):
+        if bits is not None:
+            into = scratch.get("high", shape, torch.uint8, device) if into is None else into
+            packed = taken(blocks, bits.begin, bits.end, scratch)
+            spread(packed, bits.bits, bits.run, into, scratch, bits.to)
+            if into is not out:
+                out.bitwise_or_(into)
+    if fifth is not None:
+        index = scratch.get("index", (n, 4), torch.int32, device)
+        index.copy_(blocks[:, fifth : fifth + 4])
+        words = scratch.get("fifth", (index.numel(),), torch.int64, device)
+        torch.index_select(_fifth_bits(device), 0, index.view(-1), out=words)
+        out.bitwise_or_(words.view(torch.uint8).view(shape))
+    return (out.sub_(less) if less else out).view(torch.int8)
 
 
-def _q5_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _five_bits(blocks, 2, scratch).sub_(16).view(torch.int8)
-
-
-def _q5_1(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _five_bits(blocks, 4, scratch).view(torch.int8)
-
-
-def _q8_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return taken(blocks, 2, 34, scratch).view(torch.int8)
-
-
-def _nibbles(blocks: torch.Tensor, begin: int, scratch: Scratch) -> torch.Tensor:
-    out = scratch.get("codes", (len(blocks), 32), torch.uint8, blocks.device)
-    return spread(taken(blocks, begin, begin + 16, scratch), 4, 16, out, scratch)
-
-
-def _five_bits(blocks: torch.Tensor, begin: int, scratch: Scratch) -> torch.Tensor:
-    """Fifth bits from the byte `begin` on, nibbles behind them."""
-    out = _nibbles(blocks, begin + 4, scratch)
-    index = scratch.get("index", (len(blocks), 4), torch.int32, blocks.device)
-    index.copy_(blocks[:, begin : begin + 4])
-    fifth = scratch.get("fifth", (index.numel(),), torch.int64, blocks.device)
-    torch.index_select(_fifth_bits(blocks.device), 0, index.view(-1), out=fifth)
-    return out.bitwise_or_(fifth.view(torch.uint8).view(out.shape))
+def _codes_at(low: _Bits, high: _Bits | None = None, **others: int) -> _Codes:
+    return partial(_integers, low=low, high=high, **others)
 
 
 @lru_cache(maxsize=8)
@@ -158,8 +172,8 @@ def _fifth_bits(device: torch.device) -> torch.Tensor:
     return (bits << 4).to(torch.uint8).view(torch.int64).view(-1).to(device)
 
 
-def _scale(blocks: torch.Tensor) -> Scales:
-    return Scales(halves(blocks, 0))
+def _scale_at(byte: int) -> _ToScales:
+    return lambda blocks: Scales(halves(blocks, byte))
 
 
 def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
@@ -167,59 +181,26 @@ def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
 
 
 LEGACY = (
-    BlockType("Q4_0", 32, 8, _q4_0, _scale),
-    BlockType("Q4_1", 32, 15, _q4_1, _scale_and_minimum, has_minimum=True),
-    BlockType("Q5_0", 32, 16, _q5_0, _scale),
-    BlockType("Q5_1", 32, 31, _q5_1, _scale_and_minimum, has_minimum=True),
-    BlockType("Q8_0", 32, 128, _q8_0, _scale),
+    BlockType("Q4_0", 32, 8, _codes_at(_Bits(2, 18, 4, 16), less=8), _scale_at(0)),
+    BlockType("Q4_1", 32, 15, _codes_at(_Bits(4, 20, 4, 16)), _scale_and_minimum, has_minimum=True),
+    BlockType("Q5_0", 32, 16, _codes_at(_Bits(6, 22, 4, 16), fifth=2, less=16), _scale_at(0)),
+    BlockType(
+        "Q5_1",
+        32,
+        31,
+        _codes_at(_Bits(8, 24, 4, 16), fifth=4),
+        _scale_and_minimum,
+        has_minimum=True,
+    ),
+    BlockType(
+        "Q8_0", 32, 128, lambda b, scratch: taken(b, 2, 34, scratch).view(torch.int8), _scale_at(0)
+    ),
 )
-
-
-_WIDE = 256
-
-
-def _q2_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    out = _codes(blocks, scratch)
-    return spread(taken(blocks, 16, 80, scratch), 2, 32, out, scratch).view(torch.int8)
-
-
-def _q3_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """The third bit is set where nothing is to be subtracted."""
-    out = _codes(blocks, scratch)
-    spread(taken(blocks, 32, 96, scratch), 2, 32, out, scratch)
-    third = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
-    spread(taken(blocks, 0, 32, scratch), 1, 32, third, scratch, to=2)
-    return out.bitwise_or_(third).sub_(4).view(torch.int8)
-
-
-def _q4_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    out = _codes(blocks, scratch)
-    return spread(taken(blocks, 16, 144, scratch), 4, 32, out, scratch).view(torch.int8)
-
-
-def _q5_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    out = _codes(blocks, scratch)
-    spread(taken(blocks, 48, 176, scratch), 4, 32, out, scratch)
-    fifth = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
-    spread(taken(blocks, 16, 48, scratch), 1, 32, fifth, scratch, to=4)
-    return out.bitwise_or_(fifth).view(torch.int8)
-
-
-def _q6_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    out = _codes(blocks, scratch)
-    spread(taken(blocks, 0, 128, scratch), 4, 64, out, scratch)
-    high = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
-    spread(taken(blocks, 128, 192, scratch), 2, 32, high, scratch, to=4)
-    return out.bitwise_or_(high).sub_(32).view(torch.int8)
-
-
-def _codes(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return scratch.get("codes", (len(blocks), _WIDE), torch.uint8, blocks.device)
 
 
 def _q2_k_scales(blocks: torch.Tensor) -> Scales:
     codes, factors = blocks[:, :16], halves(blocks, 80, 2)
-    return _k_scales(factors, codes & 15, codes >> 4)
+    return Scales(factors[:, :1] * (codes & 15), (factors[:, 1:] * (codes >> 4)).neg_())
 
 
 def _q3_k_scales(blocks: torch.Tensor) -> Scales:
@@ -253,17 +234,16 @@ def _q6_k_scales(blocks: torch.Tensor) -> Scales:
     return Scales(halves(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
-def _k_scales(factors: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> Scales:
-    """Integers uint8 [n, groups] under `factors` float32 [n, 2]."""
-    return Scales(factors[:, :1] * scale, (factors[:, 1:] * minimum).neg_())
-
-
+# The third bit of Q3_K is set where nothing is to be subtracted.
+_Q3_K = _codes_at(_Bits(32, 96, 2, 32), _Bits(0, 32, 1, 32, to=2), less=4)
+_Q5_K = _codes_at(_Bits(48, 176, 4, 32), _Bits(16, 48, 1, 32, to=4))
+_Q6_K = _codes_at(_Bits(0, 128, 4, 64), _Bits(128, 192, 2, 32, to=4), less=32)
 K_QUANTS = (
-    BlockType("Q2_K", 16, 3, _q2_k, _q2_k_scales, has_minimum=True),
-    BlockType("Q3_K", 16, 4, _q3_k, _q3_k_scales),
-    BlockType("Q4_K", 32, 15, _q4_k, _six_bit_scales, has_minimum=True),
-    BlockType("Q5_K", 32, 31, _q5_k, _six_bit_scales, has_minimum=True),
-    BlockType("Q6_K", 16, 32, _q6_k, _q6_k_scales),
+    BlockType("Q2_K", 16, 3, _codes_at(_Bits(16, 80, 2, 32)), _q2_k_scales, has_minimum=True),
+    BlockType("Q3_K", 16, 4, _Q3_K, _q3_k_scales),
+    BlockType("Q4_K", 32, 15, _codes_at(_Bits(16, 144, 4, 32)), _six_bit_scales, has_minimum=True),
+    BlockType("Q5_K", 32, 31, _Q5_K, _six_bit_scales, has_minimum=True),
+    BlockType("Q6_K", 16, 32, _Q6_K, _q6_k_scales),
 )
 
 
@@ -289,15 +269,10 @@ def _tq1_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     return torch.ge(begun, 86).view(torch.int8).add_(two).sub_(1)
 
 
-def _tq2_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    out = scratch.get("codes", (len(blocks), _TERNARY_VALUES), torch.uint8, blocks.device)
-    return spread(taken(blocks, 0, 64, scratch), 2, 32, out, scratch).sub_(1).view(torch.int8)
-
-
 TERNARY = (
-    BlockType("TQ1_0", _TERNARY_VALUES, 1, _tq1_0, lambda blocks: Scales(halves(blocks, 52))),
+    BlockType("TQ1_0", _TERNARY_VALUES, 1, _tq1_0, _scale_at(52)),
     # 3 stands for 2, which no quantizer writes.
-    BlockType("TQ2_0", _TERNARY_VALUES, 2, _tq2_0, lambda blocks: Scales(halves(blocks, 64))),
+    BlockType("TQ2_0", _TERNARY_VALUES, 2, _codes_at(_Bits(0, 64, 2, 32), less=1), _scale_at(64)),
 )
 
 
@@ -307,33 +282,20 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 VALUES = {"IQ4_NL": _IQ4, "IQ4_XS": _IQ4, "MXFP4": _E2M1, "NVFP4": _E2M1}
 
 
-def _iq4_nl(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _values(taken(blocks, 2, 18, scratch), 16, _IQ4, scratch)
-
-
-def _iq4_xs(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _values(taken(blocks, 8, 136, scratch), 16, _IQ4, scratch)
-
-
-def _mxfp4(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _values(taken(blocks, 1, 17, scratch), 16, _E2M1, scratch)
-
-
-def _nvfp4(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    return _values(taken(blocks, 4, 36, scratch), 8, _E2M1, scratch)
-
-
-def _values(
-    packed: torch.Tensor, run: int, values: tuple[int, ...], scratch: Scratch
-) -> torch.Tensor:
+def _values(begin: int, end: int, run: int, values: tuple[int, ...]) -> _Codes:
     """int8 [n, codes] of nibbles in runs of `run` bytes; two of them are looked up at a time."""
-    shape, device = (len(packed), 2 * packed.shape[1]), packed.device
-    codes = spread(packed, 4, run, scratch.get("nibbles", shape, torch.uint8, device), scratch)
-    index = scratch.get("index", (codes.numel() // 2,), torch.int32, device)
-    index.copy_(codes.view(torch.int16).view(-1))
-    out = scratch.get("codes", shape, torch.int8, device)
-    torch.index_select(_pairs(values, device), 0, index, out=out.view(torch.int16).view(-1))
-    return out
+
+    def codes(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+        shape, device = (len(blocks), 2 * (end - begin)), blocks.device
+        nibbles = scratch.get("nibbles", shape, torch.uint8, device)
+        spread(taken(blocks, begin, end, scratch), 4, run, nibbles, scratch)
+        index = scratch.get("index", (nibbles.numel() // 2,), torch.int32, device)
+        index.copy_(nibbles.view(torch.int16).view(-1))
+        out = scratch.get("codes", shape, torch.int8, device)
+        torch.index_select(_pairs(values, device), 0, index, out=out.view(torch.int16).view(-1))
+        return out
+
+    return codes
 
 
 @lru_cache(maxsize=8)
@@ -385,8 +347,8 @@ def _shifts(bits: int, device: torch.device) -> torch.Tensor:
 
 
 FOUR_BIT = (
-    BlockType("IQ4_NL", 32, 127, _iq4_nl, lambda blocks: Scales(halves(blocks, 0))),
-    BlockType("IQ4_XS", 32, 127, _iq4_xs, _iq4_xs_scales),
-    BlockType("MXFP4", 32, 12, _mxfp4, _mxfp4_scales),
-    BlockType("NVFP4", 16, 12, _nvfp4, _nvfp4_scales),
+    BlockType("IQ4_NL", 32, 127, _values(2, 18, 16, _IQ4), _scale_at(0)),
+    BlockType("IQ4_XS", 32, 127, _values(8, 136, 16, _IQ4), _iq4_xs_scales),
+    BlockType("MXFP4", 32, 12, _values(1, 17, 16, _E2M1), _mxfp4_scales),
+    BlockType("NVFP4", 16, 12, _values(4, 36, 8, _E2M1), _nvfp4_scales),
 )

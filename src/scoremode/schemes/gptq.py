@@ -80,23 +80,13 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
-    for name in _MORE:
-        if fields.any(name):
-            raise not_decoded(_METHOD, name, fields.any(name))
-    if (dtype := fields.text("pack_dtype", "int32")) not in _WORDS:
-        raise not_decoded(_METHOD, "pack_dtype", dtype)
+    fields = Fields(config, method=_METHOD)
+    fields.refuse(*_MORE)
+    fields.choice("pack_dtype", _WORDS, "int32")
     name = "checkpoint_format" if fields.any("checkpoint_format") is not None else "format"
-    checkpoint_format = fields.text(name)
-    if checkpoint_format is not None and checkpoint_format not in _FORMATS:
-        raise not_decoded(_METHOD, name, checkpoint_format)
+    checkpoint_format = fields.choice(name, _FORMATS)
     other = fields.any("format")
-    if (
-        name != "format"
-        and isinstance(other, str)
-        and other in _FORMATS
-        and other != checkpoint_format
-    ):
+    if name != "format" and isinstance(other, str) and other in {*_FORMATS} - {checkpoint_format}:
         # Of zero points that differ by one.
         raise fields.wrong("format", f"its checkpoint_format {shown(checkpoint_format)}")
     bits = fields.whole("bits")
@@ -149,8 +139,8 @@ def overridden(what: Fields | None, base: Declared) -> Declared:
 
 def size_of(fields: Fields, default: int) -> int:
     """The `group_size`; -1 is all inputs. Raises CheckpointError for what is no size."""
-    size = fields.whole("group_size", default)
-    if size is None or (size != -1 and not 0 < size < 1 << 31):
+    size = fields.size("group_size", default)
+    if size is None:
         raise fields.wrong("group_size", "a size")
     return size
 
@@ -218,5 +208,5 @@ class Modules(Library[GptqConfig]):
         scaling = stored.scaling(shape, declared)
         less_one = stored_less_one(stored, bits, declared.symmetric, config.less_one)
         ordered = stored.in_activation_order(scaling, declared=config.desc_act)
-        scheme = Qweight(scaling, bits, "GPTQ", order, not declared.symmetric, ordered, less_one)
+        scheme = Qweight.of(scaling, bits, "GPTQ", order, not declared.symmetric, ordered, less_one)
         return stored.used_by(scheme, "qzeros", "g_idx"), "gptq"

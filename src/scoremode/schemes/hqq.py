@@ -28,7 +28,7 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import Tensors, row_blocks
-from scoremode.schemes.fields import Fields, not_decoded, shown
+from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.layout import Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import is_one_of_layers, plain
@@ -88,7 +88,7 @@ def parse_hqq(config: Mapping[str, Any]) -> HqqConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=METHOD)
     quant = fields.object("quant_config")
     found: dict[str, Parameters] = {}
     if quant is not None and quant.any("weight_quant_params") is not None:
@@ -103,9 +103,7 @@ def parse_hqq(config: Mapping[str, Any]) -> HqqConfig:
 
 
 def _parameters(fields: Fields) -> Parameters:
-    for name in ("scale_quant_params", "zero_quant_params"):
-        if fields.any(name):
-            raise not_decoded(METHOD, name, fields.any(name))
+    fields.refuse("scale_quant_params", "zero_quant_params")
     weight = fields.object("weight_quant_params") or Fields({}, "weight_quant_params")
     if not weight.flag("channel_wise", True):
         raise UnsupportedFormat(f"{METHOD} with channel_wise False: not decoded")

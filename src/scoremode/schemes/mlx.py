@@ -26,13 +26,12 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch
+from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
-    E4M3,
     FLOATS,
     Elements,
     Tensors,
-    look_up_scales,
     row_blocks,
     unpack,
 )
@@ -89,7 +88,7 @@ def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=METHOD)
     default = _mode(fields)
     named: dict[str, Mode | None] = {}
     for name, value in config.items():
@@ -132,42 +131,20 @@ def _mode(fields: Fields) -> Mode:
 
 
 def _unsupported(fields: Fields, what: str) -> UnsupportedFormat:
-    where = "" if fields.where == "its top" else f"{fields.where}: "
+    where = f"{fields.where}: " if fields.where else ""
     return UnsupportedFormat(f"{where}{METHOD} with {what}: not decoded")
 
 
-@dataclass(frozen=True)
-class MlxFloats(Packed):
-    """A weight of one of the modes `mxfp4`, `mxfp8` and `nvfp4`."""
-
-    mode: str
-
-    @property
-    def label(self) -> str:
-        return f"MLX {self.mode.upper()}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("weight", "scales")
-
-    @property
-    def scale_name(self) -> str:
-        return "scales"
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[8 if self.mode == "mxfp8" else 4]
-
-    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
-        if self.mode != "nvfp4":
-            super().decode(tensors, out, scratch)
-            return
-        scale = tensors["scales"].view(torch.float8_e4m3fn)
-        if self.by_kernel("decode", tensors, out, scale=scale, rounding=torch.bfloat16):
-            return
-        scales = look_up_scales(scale, E4M3.to(out.device, torch.bfloat16), scratch)
-        for rows, q in self.values(tensors, torch.bfloat16, scratch):
-            self.scaling.multiply(q, scales, rows, out)
+def floats(shape: tuple[int, int], mode: Mode) -> Packed:
+    """A weight in one of the modes `mxfp4`, `mxfp8` and `nvfp4`."""
+    return Packed(
+        scaling=Scaling(shape, "group", mode.size),
+        elements=FLOATS[mode.bits],
+        label=f"MLX {mode.name.upper()}",
+        codes=Codes("float"),
+        scale="scales",
+        scale_dtype=torch.float8_e4m3fn if mode.name == "nvfp4" else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -292,7 +269,7 @@ class Modules(Library[MlxConfig]):
             one = (
                 Affine(shape, mode.bits, mode.size)
                 if mode.name == "affine"
-                else MlxFloats(Scaling(shape, "group", mode.size), mode.name)
+                else floats(shape, mode)
             )
             names = tuple((part, part) for part in parts)
             return Stacked(count[0], Expert(one, names)) if stacked else one

@@ -7,18 +7,61 @@ lie: [E, I, O], packed along I. A scale of the whole is one for all experts ther
 By a config alone scales have the dtypes and shapes that ModelOpt 0.47 writes. Of AWQ a
 `pre_quant_scale` is left out, which the linears have that no norm comes before: 16 / O bits a weight.
 Source: ModelOpt 0.47, `_export_quantized_weight`, `_export_fused_experts`.
+
+Weights in ModelOpt's formats.
+
+FP8: one float8 an element, with a float32 scale a tensor, a row or a block.
+
+The effective weight is code times scale, the scale rounded to the dtype that is computed in before the
+product is: so ModelOpt dequantizes, and Marlin's scales are of that dtype, too. Where inputs are
+quantized as well the product's epilogue has the scale as it is stored.
+Source: ModelOpt 0.47, `FP8QTensor.dequantize`, `from_quantized_weight`.
+
+MXFP8: e4m3 in groups of 32 under powers of two, one byte each.
+
+The effective weight is the product in float32, rounded to the dtype that is computed in. The power
+of two of inputs is the next one above a group's largest magnitude / 448, where compressed-tensors takes
+one that may be below it: nothing is cut off.
+Source: ModelOpt 0.47, `MXFP8QTensor`; vLLM 0.33, `_mxfp8_e4m3_quantize_torch`.
+
+NVFP4: e2m1 pairs in bytes under float8 scales of 16, all under one that multiplies.
+
+The effective weight is e2m1 · (scale · global), both products in float32, rounded to the dtype that is
+computed in: so ModelOpt dequantizes, and vLLM's emulation. (ModelOpt's Triton kernel has
+(e2m1 · scale) · global, which rounds once less: seldom another bit of bfloat16.) compressed-tensors'
+converter stores 1 / global, by which it then divides: two roundings more. A code of -0 is -0, as in
+vLLM; ModelOpt's table has 0 there.
+Source: ModelOpt 0.47, `NVFP4QTensor.dequantize`; vLLM 0.33, `dequantize_to_dtype`.
+
+AWQ: integers of 4 bits, two rows a byte, under scales of groups of a row's columns.
+
+Row 2i of a byte is in its low nibble, row 2i + 1 in the high one, both in two's complement. The
+effective weight is code times scale in float32, rounded to the dtype that is computed in, as ModelOpt's
+quantizer simulates it: its export has no dequantizer. Inputs are multiplied by `pre_quant_scale`, where
+there is one, in the dtype that is computed in, as ModelOpt's own quantizers do it and the kernels that
+run such files: multiplied into the weight it would round each of its elements once more.
+
+Of W4A8_AWQ what is multiplied is a float8: of code times scale, rounded to bfloat16 as in a model of
+that dtype, over `weight_scale_2`.
+Source: ModelOpt 0.47, `pack_int4_in_uint8`, `fake_quant_impl`, `fp8_eager`, `TensorQuantizer.forward`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes import compressed_tensors_weights as compressed_tensors
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, Scheme
+from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.compressed_tensors_weights import float_quantized, mx
+from scoremode.schemes.decoding.codes import Codes, round_float
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import Elements, Tensors
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import (
@@ -33,7 +76,95 @@ from scoremode.schemes.layout import (
 )
 from scoremode.schemes.library import Library
 from scoremode.schemes.modelopt_config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
-from scoremode.schemes.modelopt_weights import Float8, Int4Awq, Int4Float8Awq, Mxfp8, Nvfp4
+from scoremode.schemes.packed import Packed
+
+
+def mxfp8(scaling: Scaling, inputs: Inputs | None = None) -> Packed:
+    """Elements of 8 bits in groups of 32, rounded in float32."""
+    return mx(scaling, 8, inputs=inputs, label="MXFP8", rounded=torch.float32)
+
+
+def float8(scaling: Scaling, inputs: Inputs | None = None) -> Packed:
+    """Weights of one float8 an element, rounded in the dtype that they are decoded into."""
+    return float_quantized(scaling, inputs=inputs, scale_as_out=True)
+
+
+def nvfp4(
+    scaling: Scaling,
+    is_awq: bool = False,
+    input_factor: str | None = None,
+    *,
+    inputs: Inputs | None = None,
+) -> Packed:
+    """Groups of e2m1 in `weight`, under `weight_scale` and `weight_scale_2`.
+
+    - `is_awq`, `input_factor`: of NVFP4_AWQ, whose inputs are multiplied before they are quantized.
+    """
+    scheme = compressed_tensors.nvfp4(
+        scaling,
+        inputs=inputs,
+        input_factor=input_factor,
+        weight="weight",
+        whole="weight_scale_2",
+        multiplies=True,
+        rounded=torch.float32,
+    )
+    return replace(scheme, label=f"{scheme.label} AWQ") if is_awq else scheme
+
+
+def int4_awq(scaling: Scaling, input_factor: str | None = None) -> Packed:
+    """Integers in `weight` [O / 2, I] under `weight_scale` [O, groups].
+
+    - `input_factor`: the suffix of what inputs are multiplied with, None where that went into a norm.
+    """
+    return Packed(
+        scaling=scaling,
+        elements=_ROW_PAIRS,
+        label=f"W4A16 AWQ {scaling.label}",
+        codes=Codes("int", 8, scaling.size),
+        input_factor=input_factor,
+        rounded=torch.float32,
+    )
+
+
+_ROW_PAIRS = Elements(4, signed=True, layout="pairs")
+
+
+class Int4Float8Awq(Packed):
+    """int4_awq rounded to float8 under `weight_scale_2`, for products with float8 inputs."""
+
+    @classmethod
+    def of(
+        cls, scaling: Scaling, input_factor: str | None = None, inputs: Inputs | None = None
+    ) -> "Int4Float8Awq":
+        return cls(
+            scaling=scaling, elements=_ROW_PAIRS, label=f"W4AFP8 AWQ {scaling.label}", inputs=inputs,
+            codes=Codes("float8"), input_factor=input_factor, whole="weight_scale_2",
+        )  # fmt: skip
+
+    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
+        whole = self.scales(tensors)
+        for rows, q in self._float8(tensors, scratch):
+            out[rows].copy_(q.mul_(whole))
+
+    def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+        for rows, q in self._float8(tensors, scratch):
+            out[rows].copy_(q)
+        return self.scales(tensors)
+
+    def scales(self, tensors: Tensors) -> torch.Tensor:
+        return tensors["weight_scale_2"].view(1, 1).float()
+
+    def _float8(self, tensors: Tensors, scratch: Scratch) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows, and their codes float32 [rows, I], valid until the next ones."""
+        scale = self.scaling.arranged(tensors["weight_scale"]).float()
+        whole = self.scales(tensors)
+        for rows, q in self.values(tensors, torch.float32, scratch):
+            self.scaling.multiply(q, scale[rows], slice(None), q)
+            rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
+            q.copy_(rounded.copy_(q))
+            yield rows, round_float(q.div_(whole), 8)
+
 
 # Routers that are linears. Exports leave them, and not all list them.
 _ROUTER = re.compile(r"(.*\.)?(router|mlp\.gate|block_sparse_moe\.gate|shared_expert_gate)(\..*)?")
@@ -265,16 +396,16 @@ def _scheme_of(name: str, scaling: Scaling, factor: str | None) -> FactoredSchem
     """The Scheme of an algorithm; `factor`: the suffix of what inputs are multiplied with."""
     inputs = _INPUTS.get(name)
     if name in _PAIRS:
-        return Nvfp4(scaling, name == "NVFP4_AWQ", factor, inputs=inputs)
+        return nvfp4(scaling, name == "NVFP4_AWQ", factor, inputs=inputs)
     match name:
         case "W4A16_AWQ":
-            return Int4Awq(scaling, factor)
+            return int4_awq(scaling, factor)
         case "W4A8_AWQ":
-            return Int4Float8Awq(scaling, factor, inputs=inputs)
+            return Int4Float8Awq.of(scaling, factor, inputs)
         case "MXFP8":
-            return Mxfp8(scaling, 8, inputs=inputs)
+            return mxfp8(scaling, inputs)
         case _:
-            return Float8(scaling, inputs=inputs)
+            return float8(scaling, inputs)
 
 
 def _group_size(stored: Headers, shape: tuple[int, int]) -> int:

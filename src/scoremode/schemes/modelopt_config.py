@@ -152,10 +152,10 @@ def parse_modelopt(
     A cache that only that file declares is declared. Raises UnsupportedFormat for what is not decoded,
     CheckpointError for what can't be understood, and where the two differ about an algorithm.
     """
-    own = _parse(Fields(config, "its top"))
+    own = _parse(Fields(config, method=METHOD))
     if beside is None:
         return own
-    other = _parse(Fields(beside, MODELOPT))
+    other = _parse(Fields(beside, MODELOPT, METHOD))
     if own.stated != other.stated:
         raise CheckpointError(
             f"config.json says quant_algo {own.stated}, and {MODELOPT} beside it {other.stated}"

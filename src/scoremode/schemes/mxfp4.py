@@ -21,9 +21,9 @@ from typing import Any
 from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.compressed_tensors_weights import Mx
+from scoremode.schemes.compressed_tensors_weights import mx
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fields import Fields, TensorFormat, not_decoded
+from scoremode.schemes.fields import Fields, TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import POWERS_OF_TWO, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
@@ -49,10 +49,8 @@ def parse_mxfp4(config: Mapping[str, Any]) -> Mxfp4Config:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
-    for name in _MORE:
-        if value := fields.any(name):
-            raise not_decoded(METHOD, name, value)
+    fields = Fields(config, method=METHOD)
+    fields.refuse(*_MORE)
     return Mxfp4Config(NotConverted.of(fields, "modules_to_not_convert"))
 
 
@@ -62,19 +60,6 @@ _GROUP, _BYTES = 32, 16
 _INPUTS = Inputs(
     TensorFormat(8, "float", "group", _GROUP, dynamic=True, powers_of_two=True), (), declared=False
 )
-
-
-class Mx4(Mx):
-    """compressed-tensors' MXFP4 but for the scale 255, which is no number: NaN as in the OCP's
-    specification, so that no score of it passes; and that inputs are as they are by default."""
-
-    @property
-    def label(self) -> str:
-        return "MXFP4A16"
-
-    @property
-    def nan_scale(self) -> bool:
-        return True
 
 
 def _layout(projection: str, groups: tuple[int, int, int]) -> Layout:
@@ -133,7 +118,9 @@ class Modules(Library[Mxfp4Config]):
         stored.match(_layout(own, (experts, rows, groups)))
 
         def make() -> Stacked:
-            one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4, inputs=_INPUTS)
+            # A scale of 255 is NaN as in the OCP's specification, so that no score of it passes.
+            scaling = Scaling((rows, groups * _GROUP), "group", _GROUP)
+            one = mx(scaling, 4, inputs=_INPUTS, label="MXFP4A16", nan_scale=True)
             names = (("weight_packed", blocks), ("weight_scale", scales))
             return Stacked(experts, Expert(one, names), untransposes=True)
 

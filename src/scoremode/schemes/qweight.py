@@ -41,50 +41,29 @@ class Qweight(Packed):
     - `less_one`: zero points are stored less one (GPTQ's first format).
     """
 
-    bits: int
-    library: str
-    order: Literal["columns", "outputs"]
-    asymmetric: bool
-    has_g_idx: bool = False
-    less_one: bool = False
-
-    @property
-    def label(self) -> str:
-        marks = (" asym" if self.asymmetric else "") + (" g_idx" if self.has_g_idx else "")
-        return f"{self.library} W{self.bits}A16 {self.scaling.label}{marks}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return (
-            "qweight",
-            "scales",
-            *(("qzeros",) if self.asymmetric else ()),
-            *(("g_idx",) if self.has_g_idx else ()),
+    @classmethod
+    def of(
+        cls,
+        scaling: Scaling,
+        bits: int,
+        library: str,
+        order: Literal["columns", "outputs"],
+        asymmetric: bool,
+        has_g_idx: bool = False,
+        less_one: bool = False,
+    ) -> "Qweight":
+        marks = " asym" * asymmetric + " g_idx" * has_g_idx
+        return cls(
+            scaling=scaling,
+            elements=Elements(bits, order=order, shuffled=order == "outputs"),
+            label=f"{library} W{bits}A16 {scaling.label}{marks}",
+            codes=Codes("int", 1 << bits, scaling.columns_of_one),
+            weight="qweight",
+            scale="scales",
+            zero_point="qzeros" if asymmetric else None,
+            g_idx="g_idx" if has_g_idx else None,
+            zero_offset=int(less_one),
         )
-
-    @property
-    def scale_name(self) -> str:
-        return "scales"
-
-    @property
-    def g_idx_name(self) -> str:
-        return "g_idx"
-
-    @property
-    def codes(self) -> Codes:
-        return Codes("int", 1 << self.bits, self.scaling.columns_of_one)
-
-    @property
-    def elements(self) -> Elements:
-        return Elements(self.bits, order=self.order, shuffled=self.order == "outputs")
-
-    @property
-    def zero_point_name(self) -> str:
-        return "qzeros"
-
-    @property
-    def zero_offset(self) -> int:
-        return 1 if self.less_one else 0
 
 
 BITS = (2, 3, 4, 8)

@@ -23,14 +23,14 @@ from scoremode.checkpoint.config import parse_json
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.compressed_tensors_weights import Naive, activation_label
+from scoremode.schemes.compressed_tensors_weights import integers_label
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements, Tensors
+from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.library import Library, TensorsDecide
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import NotConverted, Patterns
 
 METHOD = "quantization method 'torchao'"
@@ -57,7 +57,7 @@ def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
 
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
-    fields = Fields(config, "its top")
+    fields = Fields(config, method=METHOD)
     for name in ("include_input_output_embeddings", "untie_embedding_weights"):
         if fields.flag(name, False):
             raise not_decoded(METHOD, name, True)
@@ -68,50 +68,24 @@ def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
     )
 
 
-@dataclass(frozen=True)
-class AoWeight(Naive):
+def ao_weight(
+    scaling: Scaling, bits: int | None, dtype: torch.dtype, *, inputs: Inputs | None = None
+) -> Packed:
     """Integers of `bits`, or float8 where these are None, rounded in `dtype`."""
-
-    bits: int | None
-    dtype: torch.dtype
-
-    @property
-    def label(self) -> str:
-        if self.bits is not None:
-            return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}"
-        if self.inputs is None:
-            return f"FP8 W8A16 {self.scaling.label}"
-        return f"FP8 {self.scaling.label}, inputs {self.inputs.label}"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("_weight_qdata", "_weight_scale")
-
-    @property
-    def scale_name(self) -> str:
-        return "_weight_scale"
-
-    @property
-    def elements(self) -> Elements:
-        return FLOATS[8] if self.bits is None else SIGNED_BYTES
-
-    @property
-    def codes(self) -> Codes:
-        if self.bits is None:
-            return Codes("float8", None, self.scaling.columns_of_one)
-        return Codes("int", 128, self.scaling.columns_of_one)
-
-    def decode(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> None:
-        stored = tensors[self.scale_name]
-        if self.by_kernel("decode", tensors, out, scale=stored, rounding=self.dtype):
-            return
-        scale = self.scaling.arranged(stored).float()
-        for rows, q in self.values(tensors, torch.float32, scratch):
-            own = scale if self.scaling.strategy == "tensor" else scale[rows]
-            self.scaling.multiply(q, own, slice(None), q)
-            if self.dtype not in (torch.float32, out.dtype):
-                q = scratch.get("rounded", tuple(q.shape), self.dtype, q.device).copy_(q)
-            out[rows].copy_(q)
+    columns = scaling.columns_of_one
+    if bits is not None:
+        elements, codes = SIGNED_BYTES, Codes("int", 128, columns)
+        label = integers_label(bits, inputs, scaling)
+    else:
+        elements, codes = FLOATS[8], Codes("float8", None, columns)
+        of_inputs = (
+            f"{scaling.label}, inputs {inputs.label}" if inputs else f"W8A16 {scaling.label}"
+        )
+        label = f"FP8 {of_inputs}"
+    return Packed(
+        scaling=scaling, elements=elements, label=label, codes=codes, inputs=inputs,
+        weight=_CODES, scale=_SCALE, rounded=dtype,
+    )  # fmt: skip
 
 
 _CODES, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
@@ -292,7 +266,7 @@ class Modules(Library[TorchAoConfig]):
         form = self._form_of(linear.module)
         return None if form is None else form.layout(linear)
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[AoWeight, str]:
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Packed, str]:
         stored = Headers(module, tensors)
         if self.config.not_converted.name(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
@@ -314,7 +288,7 @@ class Modules(Library[TorchAoConfig]):
     def _form_of(self) -> "Callable[[str], _Form | None]":
         """The form of each module by the config. Raises UnsupportedFormat where its tensors are not
         known."""
-        given = Fields({"quant_type": self.config.quant_type}, "its top").object("quant_type")
+        given = Fields({"quant_type": self.config.quant_type}).object("quant_type")
         return _forms(given.any("default") if given else None)
 
 
@@ -335,7 +309,7 @@ class _Described:
                 f"{stored.module}: {METHOD} with a weight that is {shown(self._kind)}: not decoded"
             )
 
-    def scheme(self) -> AoWeight:
+    def scheme(self) -> Packed:
         stored, data = self._stored, self._data
         bits: int | None = None
         inputs = data.get("act_quant_kwargs")
@@ -355,7 +329,7 @@ class _Described:
         scaling = self._scaling(stored.matrix(_CODES, ("F8_E4M3",) if is_float else ("I8",)))
         stored.match(_layout(scaling, is_float=is_float, of_scales="F32"))
         declared = None if inputs is None else Inputs(self._inputs(inputs, bits), ())
-        return AoWeight(scaling, bits, _DTYPES[dtype], inputs=declared)
+        return ao_weight(scaling, bits, _DTYPES[dtype], inputs=declared)
 
     def _scaling(self, shape: tuple[int, int]) -> Scaling:
         rows, columns = shape

@@ -41,7 +41,7 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8 import BlockFloat8, Fp4, parse_fp8
+from scoremode.schemes.fp8 import block_float8, fp4, parse_fp8
 from scoremode.schemes.summary import summarize
 
 BLOCK = (16, 16)
@@ -496,14 +496,14 @@ def test_products_of_codes(form, static):
         codes = torch.randint(0, 256, (24, 160), generator=draw).to(torch.uint8).view(torch.int8)
         exponents = torch.randint(100, 140, (24, 10), generator=draw).to(torch.uint8)
         stored = {"weight": codes, "weight_scale_inv": exponents.view(torch.float8_e8m0fnu)}
-        scheme = Fp4(Scaling((24, 320), "group", 32), 4, inputs=inputs)
+        scheme = fp4(Scaling((24, 320), "group", 32), inputs=inputs)
     else:
         size = block or (24, 320)
         stored = quantize(torch.randn(24, 320, generator=draw), size)
         scaling = (
             Scaling((24, 320), "block", block=block) if block else Scaling((24, 320), "tensor")
         )
-        scheme = BlockFloat8(scaling, inputs=inputs)
+        scheme = block_float8(scaling, inputs=inputs)
     matmul = QuantizedMatmul(scheme, choose_device("cpu", None, None), Windows())
     codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
     scale = scheme.factor(stored, codes, Scratch())

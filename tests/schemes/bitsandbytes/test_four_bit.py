@@ -7,7 +7,7 @@ from support.golden_libraries import golden
 from support.schemes import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.schemes.bitsandbytes_weights import TABLES, FourBit, Nested
+from scoremode.schemes.bitsandbytes import TABLES, FourBit, Nested
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.resolve import resolve
 

@@ -6,7 +6,7 @@ from support.golden_libraries import golden
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.bitsandbytes_weights import FourBit, LlmInt8, Nested
+from scoremode.schemes.bitsandbytes import FourBit, LlmInt8, Nested
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:

@@ -8,8 +8,7 @@ from support.schemes import decode, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import ColumnScheme, Scratch
-from scoremode.schemes.bitsandbytes import parse_bitsandbytes
-from scoremode.schemes.bitsandbytes_weights import LlmInt8
+from scoremode.schemes.bitsandbytes import LlmInt8, parse_bitsandbytes
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.fields import TensorFormat
 

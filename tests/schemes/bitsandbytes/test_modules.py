@@ -10,8 +10,7 @@ from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.bitsandbytes import Modules
-from scoremode.schemes.bitsandbytes_weights import FourBit, LlmInt8, Nested
+from scoremode.schemes.bitsandbytes import FourBit, LlmInt8, Modules, Nested
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

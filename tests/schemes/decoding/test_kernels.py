@@ -133,16 +133,16 @@ def test_names_say_what_was_decoded():
 
 
 def test_a_scale_of_255_is_nan_where_the_format_says_so():
-    from scoremode.schemes.fp8 import BlockFloat8
-    from scoremode.schemes.mxfp4 import Mx4
+    from scoremode.schemes.compressed_tensors_weights import mx
+    from scoremode.schemes.fp8 import block_float8
 
     scales = torch.tensor([[0, 1], [127, 254], [255, 120]], dtype=torch.uint8)
     codes = torch.arange(3 * 32, dtype=torch.uint8).view(3, 32)
     of_four = {"weight_packed": codes, "weight_scale": scales}
     of_eight = {"weight": codes.view(torch.float8_e4m3fn), "weight_scale_inv": scales}
     for scheme, tensors in (
-        (Mx4(Scaling((3, 64), "group", 32), 4), of_four),
-        (BlockFloat8(Scaling((3, 32), "block", block=(1, 16))), of_eight),
+        (mx(Scaling((3, 64), "group", 32), 4, nan_scale=True), of_four),
+        (block_float8(Scaling((3, 32), "block", block=(1, 16))), of_eight),
     ):
         case = Case(scheme.label, scheme, tensors, ())
         check(case)

@@ -12,7 +12,8 @@ from support.schemes import DTYPES, decode, dtype_name, factor, random_weight, s
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8 import BlockFloat8, parse_fp8
+from scoremode.schemes.fp8 import block_float8, parse_fp8
+from scoremode.schemes.packed import Packed
 
 BYTES = [torch.uint8, torch.float8_e8m0fnu]
 WHOLE = [((128, 128), (128, 256)), ((256, 128), (128, 128)), ((12, 24), (4, 8)), ((3, 21), (1, 7))]
@@ -25,9 +26,9 @@ SHORT = [
 ]
 
 
-def build(shape: tuple[int, int], block: tuple[int, int], **others: Any) -> BlockFloat8:
+def build(shape: tuple[int, int], block: tuple[int, int], **others: Any) -> Packed:
     inputs = Inputs(parse_fp8(config(block, **others)).inputs, ())
-    return BlockFloat8(Scaling(shape, "block", block=block), inputs=inputs)
+    return block_float8(Scaling(shape, "block", block=block), inputs=inputs)
 
 
 def compressed_tensors_weight(

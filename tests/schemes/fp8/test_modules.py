@@ -9,8 +9,8 @@ from support.schemes import DTYPES, decode, random_weight, same, write_checkpoin
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
-from scoremode.schemes.fp8 import BlockFloat8
 from scoremode.schemes.fused_experts import Stacked, input_tensors
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.resolve import Schemes, resolve
 from scoremode.schemes.summary import summarize
 
@@ -50,7 +50,7 @@ def test_a_linear_with_scales_is_quantized_and_others_are_not(resolved, scale):
     schemes = resolved(tensors)
     assert list(schemes.quantized) == ["m"] and schemes.groups == {"m": "fp8"}
     scheme = schemes.quantized["m"]
-    assert isinstance(scheme, BlockFloat8) and scheme.shape == SHAPE
+    assert isinstance(scheme, Packed) and scheme.label.startswith("FP8") and scheme.shape == SHAPE
     assert scheme.inputs and scheme.inputs.label == "float8 group 32"
     assert schemes.config and schemes.config.kv_cache is None and not schemes.claims("lm_head")
 

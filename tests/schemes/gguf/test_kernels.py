@@ -11,8 +11,7 @@ from support.triton_interpreter import DEVICE
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.fused_experts import Expert, Stacked
-from scoremode.schemes.gguf import BLOCK_TYPES
-from scoremode.schemes.gguf_permuted import Permuted
+from scoremode.schemes.gguf import BLOCK_TYPES, Permuted
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

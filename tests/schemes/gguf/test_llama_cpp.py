@@ -13,8 +13,7 @@ from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Dense, FactoredScheme, MinimumScheme, Scheme, Scratch, factors_of
 from scoremode.schemes.fused_experts import Expert, Stacked
-from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, RoundedDense, Scaled, with_inputs
-from scoremode.schemes.gguf_permuted import Permuted
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, Permuted, RoundedDense, Scaled, with_inputs
 
 ROWS = Path(__file__).parents[2] / "golden" / "gguf_arithmetic" / "rows.npz"
 CPU = choose_device("cpu", None, None)

@@ -9,8 +9,7 @@ from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.gguf import Blocks
-from scoremode.schemes.gguf_permuted import permuted
+from scoremode.schemes.gguf import Blocks, permuted
 
 
 def decoded(scheme: Scheme, tensors, dtype=torch.float32):

@@ -8,8 +8,7 @@ from support.schemes import decode, factor, same
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.gguf import Blocks, Scaled
-from scoremode.schemes.gguf_permuted import permuted
+from scoremode.schemes.gguf import Blocks, Scaled, permuted
 
 PACKED = random_blocks("NVFP4", 8, 3)
 STORED = {"NVFP4": PACKED, "scale": torch.tensor([0.0123])}

@@ -5,17 +5,16 @@ import torch
 from support.golden_libraries import golden
 from support.schemes import decode, same
 
-from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.mlx import MlxFloats
+from scoremode.schemes.mlx import Mode, floats
 
-SIZES = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+MODES = [Mode("mxfp4", 32, 4), Mode("mxfp8", 32, 8), Mode("nvfp4", 16, 4)]
 
 
-@pytest.mark.parametrize("mode", SIZES)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_equals_the_golden_file(mode):
     """All codes under all scales that are numbers."""
-    case = golden("mlx")[mode]
-    scheme = MlxFloats(Scaling(tuple(case["dense"].shape), "group", SIZES[mode]), mode)
-    assert scheme.label == f"MLX {mode.upper()}" and scheme.tensors == ("weight", "scales")
+    case = golden("mlx")[mode.name]
+    scheme = floats(tuple(case["dense"].shape), mode)
+    assert scheme.label == f"MLX {mode.name.upper()}" and scheme.tensors == ("weight", "scales")
     for dtype in (torch.bfloat16, torch.float32):
         same(decode(scheme, case, dtype), case["dense"])

@@ -6,9 +6,8 @@ from support.golden_libraries import golden
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fused_experts import Expert
-from scoremode.schemes.mlx import Affine, MlxFloats
+from scoremode.schemes.mlx import Affine, Mode, floats
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
@@ -42,8 +41,8 @@ def test_an_expert_of_those_stored_as_one():
     check_decoder(one, own, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("mode", "size"), [("mxfp4", 32), ("mxfp8", 32), ("nvfp4", 16)])
-def test_small_floats(mode, size):
-    case = CASES[mode]
-    scheme = MlxFloats(Scaling(tuple(case["dense"].shape), "group", size), mode)
+@pytest.mark.parametrize("mode", [Mode("mxfp4", 32, 4), Mode("mxfp8", 32, 8), Mode("nvfp4", 16, 4)])
+def test_small_floats(mode):
+    case = CASES[mode.name]
+    scheme = floats(tuple(case["dense"].shape), mode)
     check_decoder(scheme, case, torch.bfloat16)

@@ -9,7 +9,7 @@ from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.mlx import Affine, MlxFloats
+from scoremode.schemes.mlx import Affine
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 
@@ -62,7 +62,7 @@ def test_small_floats(resolved, mode, width, groups):
     scheme = resolved(
         tensors, {"mode": mode, "bits": width * 32 // 96, "group_size": 96 // groups}
     ).quantized["m"]
-    assert isinstance(scheme, MlxFloats) and scheme.shape == (6, 96) and scheme.mode == mode
+    assert scheme.shape == (6, 96) and scheme.label == f"MLX {mode.upper()}"
 
 
 def test_bits_per_weight(tmp_path):

@@ -7,15 +7,16 @@ from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt_weights import Float8
+from scoremode.schemes.modelopt import float8
+from scoremode.schemes.packed import Packed
 
 SCALINGS = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel", "FP8_PB_WO": "block"}
 
 
-def scheme_of(stored: dict[str, torch.Tensor], strategy: str) -> Float8:
+def scheme_of(stored: dict[str, torch.Tensor], strategy: str) -> Packed:
     rows, columns = stored["weight"].shape
     block = (128, 128) if strategy == "block" else None
-    return Float8(Scaling((rows, columns), strategy, block=block))
+    return float8(Scaling((rows, columns), strategy, block=block))
 
 
 @pytest.mark.parametrize("algorithm", SCALINGS)
@@ -59,6 +60,6 @@ def test_labels():
 
     static = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
     token = Inputs(TensorFormat(8, "float", "token", dynamic=True), ())
-    assert Float8(Scaling((4, 4), "tensor"), inputs=static).label == "FP8"
-    assert Float8(Scaling((4, 4), "channel"), inputs=token).label == "FP8_DYNAMIC"
-    assert Float8(Scaling((4, 4), "block", block=(8, 8))).label == "FP8 W8A16 block 8x8"
+    assert float8(Scaling((4, 4), "tensor"), inputs=static).label == "FP8"
+    assert float8(Scaling((4, 4), "channel"), inputs=token).label == "FP8_DYNAMIC"
+    assert float8(Scaling((4, 4), "block", block=(8, 8))).label == "FP8 W8A16 block 8x8"

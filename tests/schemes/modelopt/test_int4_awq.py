@@ -8,14 +8,15 @@ from support.schemes import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.base import input_factor
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt_weights import Int4Awq, Int4Float8Awq
+from scoremode.schemes.modelopt import Int4Float8Awq, int4_awq
+from scoremode.schemes.packed import Packed
 
 SHAPES = [(2, 3), (64, 128), (70, 300), (1024, 640)]
 
 
-def scheme_of(stored: dict[str, torch.Tensor], **others) -> Int4Awq:
+def scheme_of(stored: dict[str, torch.Tensor], **others) -> Packed:
     pairs, columns = stored["weight"].shape
-    kind = Int4Float8Awq if "weight_scale_2" in stored else Int4Awq
+    kind = Int4Float8Awq.of if "weight_scale_2" in stored else int4_awq
     return kind(Scaling((2 * pairs, columns), "group", 128), **others)
 
 

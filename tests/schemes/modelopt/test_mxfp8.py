@@ -8,14 +8,15 @@ from support.schemes import DTYPES, decode, factor, same
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
-from scoremode.schemes.modelopt_weights import Mxfp8
+from scoremode.schemes.modelopt import mxfp8
+from scoremode.schemes.packed import Packed
 
 INPUTS = Inputs(TensorFormat(8, "float", "group", 32, dynamic=True, powers_of_two=True), ())
 
 
-def scheme_of(stored: dict[str, torch.Tensor]) -> Mxfp8:
+def scheme_of(stored: dict[str, torch.Tensor]) -> Packed:
     rows, columns = stored["weight"].shape
-    return Mxfp8(Scaling((rows, columns), "group", 32), 8)
+    return mxfp8(Scaling((rows, columns), "group", 32))
 
 
 def test_equals_modelopts_dequantizer():

@@ -9,17 +9,18 @@ from support.families.modelopt import nvfp4, nvfp4_weight
 from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, build, decode, factor, preset, random_weight, same
 
+from scoremode.schemes import modelopt as schemes_modelopt
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
-from scoremode.schemes.modelopt_weights import Nvfp4
+from scoremode.schemes.packed import Packed
 
 INPUTS = Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_scale",))
 
 
-def scheme_of(stored: dict[str, torch.Tensor], **others: Any) -> Nvfp4:
+def scheme_of(stored: dict[str, torch.Tensor], **others: Any) -> Packed:
     rows, width = stored["weight"].shape
-    return Nvfp4(Scaling((rows, 2 * width), "group", 16), **others)
+    return schemes_modelopt.nvfp4(Scaling((rows, 2 * width), "group", 16), **others)
 
 
 def every_code(whole: float) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from support.families.quark import KINDS, config, spec
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import UnreadCache
-from scoremode.schemes.quark_config import parse_quark
+from scoremode.schemes.quark import parse_quark
 
 READ = {
     "fp8": ("float8 tensor static", "float8 tensor static"),

@@ -8,22 +8,24 @@ from support.schemes import DTYPES, decode, same
 from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.quark import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
+from scoremode.schemes.fields import TensorFormat
+from scoremode.schemes.packed import Packed
+from scoremode.schemes.quark import weight
 
 CASES = golden("quark")
 
 
-def build(name: str) -> QuarkFloat8 | QuarkInt4 | QuarkInt8 | QuarkMxfp4:
-    rows, columns = CASES[name]["dense"].shape
+def build(name: str) -> Packed:
+    shape = tuple(CASES[name]["dense"].shape)
     kind, by = f"{name}-".split("-")[:2]
     if kind == "mxfp4":
-        return QuarkMxfp4(Scaling((rows, columns), "group", 32), 4)
+        return weight(Scaling(shape, "group", 32), TensorFormat(4, "float", "group", 32))
     if kind in ("int4", "uint4"):
-        asymmetric, scaling = kind == "uint4" or by == "asym", Scaling((rows, columns), "group", 32)
-        return QuarkInt4(scaling, kind == "int4", asymmetric, "-reorder-" in name)
-    if kind == "int8":
-        return QuarkInt8(Scaling((rows, columns), by), 8)
-    return QuarkFloat8(Scaling((rows, columns), by))
+        symmetric = kind == "int4" and by != "asym"
+        form = TensorFormat(4, kind.removesuffix("4"), "group", 32, symmetric)
+        return weight(Scaling(shape, "group", 32), form, shuffled="-reorder-" in name)
+    form = TensorFormat(8, "int" if kind == "int8" else "float", by)
+    return weight(Scaling(shape, by), form)
 
 
 @pytest.mark.parametrize("name", CASES)

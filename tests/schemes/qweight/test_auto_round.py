@@ -7,7 +7,6 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.auto_round import parse_auto_round
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.fp8 import BlockFloat8
 from scoremode.schemes.resolve import resolve
 
 # As auto-round 0.16 writes it.
@@ -52,13 +51,13 @@ def scheme(tmp_path):
 )
 def test_packing_formats(scheme, packing, recipe):
     found = scheme(recipe, packing_format=packing, sym=False)
-    assert found.less_one is recipe.less_one and found.order == recipe.order
+    assert found.zero_offset == recipe.less_one and found.elements.order == recipe.order
     assert found.label == "AutoRound W4A16 g32 asym"
 
 
 def test_symmetric_zero_points_tell_where_nothing_else_does(scheme):
-    assert scheme(packing_format=None).less_one
-    assert not scheme(Recipe(symmetric=True), packing_format=None).less_one
+    assert scheme(packing_format=None).zero_offset
+    assert not scheme(Recipe(symmetric=True), packing_format=None).zero_offset
     with pytest.raises(CheckpointError, match=r"nothing says whether .*\(checkpoint_format gptq\)"):
         scheme(Recipe(), packing_format=None, sym=False)
 
@@ -68,9 +67,9 @@ def test_older_configs(scheme):
     assert found.label == "AutoRound W4A16 g32"
     # As auto-round 0.2 wrote it, whose packer stores zero points as they are.
     first = {"quant_method": "intel/auto-round", "packing_format": None, "sym": False}
-    assert not scheme(Recipe(), **first, backend="autoround:exllamav2").less_one
-    assert scheme(Recipe(less_one=True), **first, backend="gptq:exllamav2").less_one
-    assert scheme(packing_format=None, backend="auto").less_one
+    assert not scheme(Recipe(), **first, backend="autoround:exllamav2").zero_offset
+    assert scheme(Recipe(less_one=True), **first, backend="gptq:exllamav2").zero_offset
+    assert scheme(packing_format=None, backend="auto").zero_offset
 
 
 def test_layers_of_their_own(scheme):
@@ -82,7 +81,7 @@ def test_layers_of_their_own(scheme):
     eight = Recipe(8, 48, symmetric=True, less_one=True)
     assert scheme(eight, "lm_head", extra_config=extra).scaling.size == 48
     three = Recipe(3, symmetric=True, less_one=True)
-    assert scheme(three, "a.1.down_proj", extra_config=extra).bits == 3
+    assert scheme(three, "a.1.down_proj", extra_config=extra).elements.bits == 3
     with pytest.raises(CheckpointError, match=r"a\.dense: stored quantized, and extra_config says"):
         scheme(SYMMETRIC, "a.dense", extra_config=extra)
 
@@ -105,7 +104,7 @@ def test_layers_in_blocks_of_float8(tmp_path):
 
     for name in (".*self_attn.*", "l.self_attn.q"):
         scheme = found({name: FLOAT8, ".*self_attn": {"bits": 2}})
-        assert isinstance(scheme, BlockFloat8) and scheme.inputs is None
+        assert scheme.label.startswith("FP8") and scheme.inputs is None
         out = torch.empty(24, 32)
         stored = {"weight": weight, "weight_scale_inv": scale}
         scheme.decode(stored, out, Scratch())

@@ -28,7 +28,7 @@ def case(name: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_what_autoawq_packs(size):
     stored, dense = case(f"g{size}")
-    scheme = Gemv(Scaling((8, dense.shape[1]), "group", size))
+    scheme = Gemv.of(Scaling((8, dense.shape[1]), "group", size))
     assert scheme.label == f"AWQ W4A16 g{size} asym"
     assert stored["scales"].shape[1] > dense.shape[1] // size
     for dtype in DTYPES:
@@ -37,7 +37,7 @@ def test_what_autoawq_packs(size):
 
 def test_codes_and_scales():
     stored, dense = case("g64")
-    scheme = Gemv(Scaling((8, dense.shape[1]), "group", 64))
+    scheme = Gemv.of(Scaling((8, dense.shape[1]), "group", 64))
     codes = torch.empty(scheme.shape)
     scales = scheme.factor(stored, codes, Scratch())
     assert codes.abs().max() <= 15 and scales.shape == (8, 5)
@@ -55,7 +55,7 @@ def test_the_cuda_decoder_gives_the_same_bits(size, monkeypatch):
         random_weight(19, 640, torch.float32), Recipe(4, size, order="gemv")
     )
     shape = (19, 640)
-    scheme = Gemv(Scaling(shape, "channel") if size == -1 else Scaling(shape, "group", size))
+    scheme = Gemv.of(Scaling(shape, "channel") if size == -1 else Scaling(shape, "group", size))
     same(decode(scheme, stored, torch.float16), expected)
     check_decoder(scheme, stored, torch.bfloat16)
 

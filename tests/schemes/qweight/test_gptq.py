@@ -66,7 +66,7 @@ def test_symmetric_zero_points_tell_the_format(scheme, bits, less_one, says):
     """Whatever the config says: some say the first and hold the second."""
     recipe = Recipe(bits, symmetric=True, less_one=less_one)
     found = scheme(recipe, bits=bits, checkpoint_format=says)
-    assert found.less_one is less_one and found.label == f"GPTQ W{bits}A16 g32"
+    assert found.zero_offset == less_one and found.label == f"GPTQ W{bits}A16 g32"
 
 
 def test_symmetric_zero_points_that_are_neither(refusal):
@@ -84,7 +84,7 @@ def test_symmetric_zero_points_that_are_neither(refusal):
 def test_others_are_as_the_config_says(scheme, bits, says, less_one):
     recipe = Recipe(bits, less_one=less_one)
     found = scheme(recipe, bits=bits, sym=False, checkpoint_format=says)
-    assert found.less_one is less_one and found.label == f"GPTQ W{bits}A16 g32 asym"
+    assert found.zero_offset == less_one and found.label == f"GPTQ W{bits}A16 g32 asym"
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -96,7 +96,7 @@ def test_a_zero_point_that_one_cannot_be_added_to(refusal, scheme, bits):
     most = (1 << bits) - 1
     assert f"a zero point is stored as {most}, to which the format gptq has one added" in words
     found = scheme(Recipe(bits), edit, bits=bits, sym=False, checkpoint_format="gptq_v2")
-    assert not found.less_one
+    assert not found.zero_offset
 
 
 def test_activation_order(scheme, refusal):
@@ -110,13 +110,13 @@ def test_dynamic_values_that_change_nothing(scheme):
     """What the module has anyway, and anything of one that is not quantized."""
     same = {"format": "gptq", "method": "gptq", "pack_dtype": "torch.int32", "adapter": None}
     dynamic = {".*": same, "-:.*skipped": {"format": "gptq_v2", "adapter": {"name": "lora"}}}
-    assert scheme(module="a.m", dynamic=dynamic, pack_dtype="torch.int32").bits == 4
+    assert scheme(module="a.m", dynamic=dynamic, pack_dtype="torch.int32").elements.bits == 4
 
 
 def test_activation_order_of_some_modules(scheme, refusal):
     ordered = Recipe(symmetric=True, less_one=True, ordered=True)
     dynamic = {".*wide": {"desc_act": True}}
-    assert scheme(ordered, module="a.wide", desc_act=False, dynamic=dynamic).has_g_idx
+    assert scheme(ordered, module="a.wide", desc_act=False, dynamic=dynamic).g_idx
     words = refusal(CheckpointError, ordered, module="a.wide", desc_act=False)
     assert "activation order, and desc_act is not true" in words
 
@@ -124,12 +124,12 @@ def test_activation_order_of_some_modules(scheme, refusal):
 def test_dynamic_overrides(scheme, refusal):
     dynamic = {"-:.*skipped.*": {}, "+:.*wide": {"bits": 8}, r".*\.few\.m$": {"group_size": 48}}
     eight = Recipe(8, symmetric=True, less_one=True)
-    assert scheme(eight, module="a.wide", dynamic=dynamic).bits == 8
+    assert scheme(eight, module="a.wide", dynamic=dynamic).elements.bits == 8
     few = Recipe(4, 48, symmetric=True, less_one=True)
     assert scheme(few, module="a.few.m", dynamic=dynamic).scaling.size == 48
-    assert scheme(module="a.m", dynamic=dynamic).bits == 4
+    assert scheme(module="a.m", dynamic=dynamic).elements.bits == 4
     # Another one's override: patterns are of GPTQModel's names, which needn't be the checkpoint's.
-    assert scheme(eight, module="b.m", dynamic=dynamic).bits == 8
+    assert scheme(eight, module="b.m", dynamic=dynamic).elements.bits == 8
     words = refusal(CheckpointError, module="a.skipped.m", dynamic=dynamic)
     assert words == "a.skipped.m: stored quantized, and dynamic says that it isn't"
     three = Recipe(3, symmetric=True, less_one=True)

@@ -21,7 +21,7 @@ def build(recipe: Recipe, shape: tuple[int, int], *, reads_zeros: bool = True) -
     scaling = Scaling(shape, "group", recipe.size) if recipe.size > 0 else Scaling(shape, "channel")
     order = "columns" if recipe.order == "columns" else "outputs"
     asymmetric = reads_zeros or not recipe.symmetric
-    return Qweight(scaling, recipe.bits, "X", order, asymmetric, recipe.ordered, recipe.less_one)
+    return Qweight.of(scaling, recipe.bits, "X", order, asymmetric, recipe.ordered, recipe.less_one)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

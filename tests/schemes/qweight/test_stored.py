@@ -150,7 +150,7 @@ def test_tensors_that_nothing_uses(stored):
     from scoremode.schemes.qweight import Qweight
 
     here = stored(weird=ints(1))
-    scheme = Qweight(here.scaling(SHAPE, Declared(4, 32, True)), 4, "GPTQ", "columns", True)
+    scheme = Qweight.of(here.scaling(SHAPE, Declared(4, 32, True)), 4, "GPTQ", "columns", True)
     with pytest.raises(CheckpointError, match="m: GPTQ W4A16 g32 asym has no weird"):
         here.used_by(scheme, "g_idx")
     assert stored().used_by(scheme, "g_idx") is scheme

@@ -9,8 +9,8 @@ from support.golden_libraries import golden
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.packed import Packed
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.torchao import AoWeight
 
 CASES = golden("torchao")
 LABELS = {
@@ -55,9 +55,9 @@ def refusal(resolved):
 def test_what_fits(resolved, name):
     scheme = resolved(name)["m"]
     kind, _, dtype = name.rpartition("-")
-    assert isinstance(scheme, AoWeight)
+    assert isinstance(scheme, Packed)
     assert (scheme.label, scheme.inputs and scheme.inputs.label) == LABELS[kind]
-    assert scheme.shape == (6, 96) and scheme.dtype == CASES[name]["dense"].dtype
+    assert scheme.shape == (6, 96) and scheme.rounded == CASES[name]["dense"].dtype
     assert dtype in ("bf16", "f16", "f32")
 
 

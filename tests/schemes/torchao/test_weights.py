@@ -9,17 +9,18 @@ from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.torchao import AoWeight
+from scoremode.schemes.packed import Packed
+from scoremode.schemes.torchao import ao_weight
 
 CASES = golden("torchao")
 
 
-def build(name: str) -> AoWeight:
+def build(name: str) -> Packed:
     dense = CASES[name]["dense"]
     shape = (dense.shape[0], dense.shape[1])
     scaling = Scaling(shape, "group", 32) if "group" in name else Scaling(shape, "channel")
     bits = None if name.startswith("float8") else int(name[3])
-    return AoWeight(scaling, bits, dense.dtype)
+    return ao_weight(scaling, bits, dense.dtype)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,7 +58,7 @@ def test_products_can_take_the_codes_as_they_are_stored(name):
 def test_one_scale_for_all():
     stored = {"_weight_qdata": torch.arange(-64, 64).char().view(2, 64)}
     stored["_weight_scale"] = torch.tensor([[0.37]])
-    scheme = AoWeight(Scaling((2, 64), "tensor"), 8, torch.bfloat16)
+    scheme = ao_weight(Scaling((2, 64), "tensor"), 8, torch.bfloat16)
     expected = (stored["_weight_qdata"].float() * stored["_weight_scale"]).bfloat16()
     same(decode(scheme, stored, torch.bfloat16), expected)
     assert scheme.label == "W8A16 tensor"

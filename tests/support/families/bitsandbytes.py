@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from support.models import edit_config, edit_tensors, make_checkpoint
 
-from scoremode.schemes.bitsandbytes_weights import TABLES
+from scoremode.schemes.bitsandbytes import TABLES
 
 Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")

@@ -24,7 +24,7 @@ class Elements:
     - `mantissa`, `bias`: of small floats, sign in the top bit. With no mantissa codes are integers.
     - `signed`: two's complement, of 4 or 8 bits; other integers are stored plus 2^(bits-1).
     - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end; `pairs`
-      of two rows share a byte, the first in the low nibble, which only ModelOpt's Scheme unpacks.
+      of two rows, in two's complement, share a byte, the first in the low nibble (ModelOpt's AWQ).
     - `order`: how a weight [O, I] lies: `rows` are [O, words]. `columns` are [words, O], each word with
       codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs.
       Scales and zero points are transposed as well in both: [groups, O] and [groups, words of outputs].
@@ -38,6 +38,11 @@ class Elements:
     layout: Literal["dense", "padded", "pairs"] = "dense"
     order: Literal["rows", "columns", "outputs"] = "rows"
     shuffled: bool = False
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that can only be unpacked together."""
+        return 8 if self.order == "outputs" else 2 if self.layout == "pairs" else 1
 
 
 SIGNED_BYTES = Elements(8, signed=True)
@@ -96,7 +101,16 @@ def unpack_rows(
     scratch: Scratch,
 ) -> torch.Tensor:
     """Values [rows, columns] of `dtype`, valid until the next call, of these rows of a weight that is
-    `packed` in any order. In `outputs` they begin and end at multiples of eight."""
+    `packed` in any order. They begin and end at multiples of `elements.rows_together`."""
+    if elements.layout == "pairs":
+        both = packed[rows.start // 2 : rows.stop // 2]
+        q = scratch.get("values", (2 * len(both), columns), dtype, packed.device)
+        moved = scratch.get("nibbles", tuple(both.shape), torch.uint8, packed.device)
+        # The shift back brings the sign with it.
+        torch.bitwise_left_shift(both, 4, out=moved)
+        q[0::2].copy_(moved.view(torch.int8).bitwise_right_shift_(4))
+        q[1::2].copy_(moved.copy_(both).view(torch.int8).bitwise_right_shift_(4))
+        return q
     if elements.order == "rows":
         return unpack(packed[rows], elements, columns, dtype, scratch)
     if elements.order == "columns":

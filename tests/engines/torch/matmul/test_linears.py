@@ -22,7 +22,7 @@ from scoremode.engines.torch.matmul.linears import (
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.bitsandbytes_weights import LlmInt8
+from scoremode.schemes.bitsandbytes import LlmInt8
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.fields import TensorFormat
 

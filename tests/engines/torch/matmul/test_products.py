@@ -13,7 +13,7 @@ from scoremode.engines.torch.matmul.products import (
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.compressed_tensors_weights import IntQuantized, PackQuantized
+from scoremode.schemes.compressed_tensors_weights import int_quantized, pack_quantized
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
@@ -31,8 +31,8 @@ def test_zero_points_of_more_than_their_bits():
     codes = inputs.quantize(torch.zeros(1, 64), stored).codes.float()
     assert (codes == 7 - 127).all()
     for weights in (
-        IntQuantized(Scaling((8, 64), "channel"), 4, has_zero_point=True),
-        PackQuantized(Scaling((8, 64), "tensor"), 4, has_zero_point=True),
+        int_quantized(Scaling((8, 64), "channel"), 4, has_zero_point=True),
+        pack_quantized(Scaling((8, 64), "tensor"), 4, has_zero_point=True),
     ):
         assert not products.choose_product(Codes("int", 8), weights.codes, (8, 64), CPU).native
 

@@ -9,7 +9,7 @@ from scoremode.engines.torch.matmul.products import float_product, int8_product
 from scoremode.engines.torch.weights.slot import Binding, Slot
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors_weights import FloatQuantized, IntQuantized
+from scoremode.schemes.compressed_tensors_weights import float_quantized, int_quantized
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import TensorFormat
@@ -49,7 +49,7 @@ def int8_weight(offset: int = 0) -> dict[str, torch.Tensor]:
 
 def test_int8_stays_where_it_is():
     tensors = int8_weight()
-    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
+    slot, weight = loaded(int_quantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
@@ -57,7 +57,7 @@ def test_int8_stays_where_it_is():
 
 def test_what_a_matmul_cannot_read_in_place_is_copied():
     tensors = int8_weight(offset=8)
-    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
+    slot, weight = loaded(int_quantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"])
     assert torch.equal(weight.scale, SCALE.float())
@@ -68,7 +68,7 @@ def test_codes_that_differ_from_what_is_stored_are_made(case):
     tensors = int8_weight() | {"weight_zero_point": torch.full((24, 1), 3, dtype=torch.int8)}
     asymmetric = case == "zero points"
     product = float_product("integers", (None, None), None, torch.float32)
-    slot, weight = loaded(IntQuantized(CHANNEL, 8, asymmetric, inputs=INT8), tensors, product)
+    slot, weight = loaded(int_quantized(CHANNEL, 8, asymmetric, inputs=INT8), tensors, product)
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"].float() - (3 if asymmetric else 0))
 
@@ -78,7 +78,7 @@ def test_float8_stays_where_it_is():
     tensors = {"weight": aligned(codes), "weight_scale": SCALE}
     # On a CPU there is no float8 product: only its dtype counts here.
     product = float_product("floats", (None, None), None, torch.float8_e4m3fn)
-    slot, weight = loaded(FloatQuantized(CHANNEL, inputs=FLOAT8), tensors, product)
+    slot, weight = loaded(float_quantized(CHANNEL, inputs=FLOAT8), tensors, product)
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
@@ -94,7 +94,7 @@ def test_layers_of_other_kinds_keep_their_memory():
         ("up", (40, 48), torch.bfloat16),
         ("gate", (24, 48), torch.bfloat16),
     ]:
-        scheme = IntQuantized(Scaling(shape, "channel"), 8)
+        scheme = int_quantized(Scaling(shape, "channel"), 8)
         tensors = {
             "weight": torch.zeros(shape, dtype=torch.int8),
             "weight_scale": torch.ones(shape[0], 1),

@@ -36,8 +36,7 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Dense, Scheme, fitted, input_factor
 from scoremode.schemes.exl3 import Exl3
 from scoremode.schemes.fused_experts import Stacked
-from scoremode.schemes.gguf import with_inputs
-from scoremode.schemes.gguf_permuted import permuted
+from scoremode.schemes.gguf import permuted, with_inputs
 from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 
