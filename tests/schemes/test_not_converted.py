@@ -62,11 +62,11 @@ def test_gpt_oss_star_is_any_layer():
 
 
 def test_the_first_field_that_is_there():
-    fields = Fields({"b": ["x"], "c": ["y"]}, "its top")
+    fields = Fields({"b": ["x"], "c": ["y"]})
     assert NotConverted.of(fields, "a", "b", "c").names == ("x",)
     assert NotConverted.of(fields, "a").names == ()
 
 
 def test_a_pattern_that_does_not_compile():
     with pytest.raises(CheckpointError, match=re.escape("skipped: pattern")):
-        NotConverted.of(Fields({"skipped": ["("]}, "its top"), "a", "skipped")
+        NotConverted.of(Fields({"skipped": ["("]}), "a", "skipped")

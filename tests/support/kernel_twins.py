@@ -6,12 +6,21 @@ from contextlib import contextmanager
 import pytest
 import torch
 from support.schemes import same
-from support.triton_interpreter import DEVICE
+from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+def require_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where kernels can neither run nor be interpreted."""
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    if DEVICE.type == "cpu":
+        if not triton.knobs.runtime.interpret:
+            pytest.skip("Triton was imported without its interpreter")
+        exact_bfloat16(monkeypatch)
 
 
 @contextmanager

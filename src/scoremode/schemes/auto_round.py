@@ -22,7 +22,7 @@ from scoremode.schemes.qweight import MARKS, Declared, Qweight, Stored, promised
 
 _METHOD = "quantization method 'auto-round'"
 _NAME = re.compile(r"[\w.-]+")
-# Of blocks of float8.
+# The scales of float8 blocks.
 _SCALE = "weight_scale_inv"
 # Weights in it are as they are stored.
 _DENSE = 16
@@ -38,7 +38,7 @@ _PACKINGS = frozenset(
 
 @dataclass(frozen=True)
 class AutoRoundConfig(GptqConfig):
-    """All of the config that decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `order`: of its words, None if not said.
     - `float8`: modules whose weights are float8, by name or pattern of `extra_config`, and the rows
@@ -58,10 +58,7 @@ class AutoRoundConfig(GptqConfig):
 
 
 def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
-    """Reads a `quantization_config`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config`."""
     fields = Fields(config, method=_METHOD)
     _refuse_others(fields)
     name = "packing_format" if fields.any("packing_format") is not None else "backend"

@@ -215,7 +215,7 @@ _VERSIONS = ("gemm", "gemv", "gemv_fast")
 
 @dataclass(frozen=True)
 class AwqConfig(TensorsDecide):
-    """All of the config that decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `version`: the layout.
     - `not_converted`: names, or runs of a name's components, that are not quantized.
@@ -239,10 +239,7 @@ class AwqConfig(TensorsDecide):
 
 
 def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
-    """Reads a `quantization_config`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config`."""
     fields = Fields(config, method=_METHOD)
     # GPTQModel calls it a format.
     said = {name: fields.text(name) for name in ("version", "format", "checkpoint_format")}
@@ -275,7 +272,7 @@ class Modules(Library[AwqConfig]):
     """Linears with a `qweight` [I, words of outputs], [O, words of inputs] (`gemv`), or words of four
     outputs (`gemv_fast`)."""
 
-    # Some say the kernel that vLLM shall run.
+    # Some configs name the kernel that vLLM is to run.
     methods = frozenset(("awq", "awq_marlin"))
     method = _METHOD
     marks = MARKS

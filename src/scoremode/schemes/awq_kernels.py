@@ -32,7 +32,7 @@ def _decode(out, packed, scale, zero, rows, columns, size, tile: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     there = at < rows.to(tl.int64) * columns
     row, column = at // columns, (at % columns).to(tl.int32)
-    # Of 64 inputs 16 words of each of four outputs, eight of which are 32 inputs.
+    # 64 inputs are 16 words of each of four outputs; eight words are 32 inputs.
     word = (
         row // 4 * columns + column // 64 * 64 + row % 4 * 16 + column % 64 // 32 * 8 + column % 8
     )

@@ -235,10 +235,7 @@ class BitsAndBytesConfig(TensorsDecide):
 
 
 def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:
-    """Reads a `quantization_config` whose `quant_method` is `bitsandbytes`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config` whose `quant_method` is `bitsandbytes`."""
     fields = Fields(config, method=METHOD)
     four, eight = (
         bool(fields.flag(name, False) or fields.flag(f"_{name}", False))
@@ -283,7 +280,7 @@ _STORAGE_NAMES = {
 }
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SPELLINGS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# What configs alone are taken for.
+# The block sizes that a config without tensors is taken for.
 _BLOCK, _OUTER_BLOCK = 64, 256
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 # A record of a few names and numbers.
@@ -353,17 +350,13 @@ class Modules(Library[BitsAndBytesConfig]):
                 "quantized as it is loaded is not supported"
             )
 
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
         module, dot, rest = name.rpartition(".weight.")
-        if not dot:
-            return Library.split(name)
-        if rest in _OF_WEIGHT:
+        # A record's own name has a dot: `x.weight.quant_state.bitsandbytes__nf4`.
+        if dot and (rest in _OF_WEIGHT or rest.startswith("quant_state.")):
             return module, f"weight.{rest}"
-        # Its own name has a dot: `x.weight.quant_state.bitsandbytes__nf4`.
-        return (
-            (module, f"weight.{rest}") if rest.startswith("quant_state.") else Library.split(name)
-        )
+        return super().split(name)
 
     def promise(self, linear: Linear) -> Layout | None:
         config = self.config

@@ -1,14 +1,14 @@
 """compressed-tensors' formats by their names, and a module's Scheme by what the config says of it.
 
-A format has a `layout` of a linear's tensors, and a `build` that takes a `Stored` and returns a Scheme,
-or raises naming the module and what does not fit: a missing tensor, a dtype, a shape, a field that the
-format doesn't have.
+Each format is a row of FORMATS: the layout of a linear's tensors, what weights it takes, and the Scheme
+that they make. What does not fit is an error that names the module: a missing tensor, a dtype, a shape,
+a field that the format doesn't have.
 """
 
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -220,34 +220,6 @@ def mx_layout(
     return {"weight_packed": Tensor("U8", (rows, columns * bits // 8)), "weight_scale": scale}
 
 
-def build_packed(stored: Stored) -> Packed:
-    """The Scheme of a pack-quantized module. Raises CheckpointError, UnsupportedFormat."""
-    weights = stored.weights
-    if (
-        weights.type != "int"
-        or not 2 <= weights.bits <= 8
-        or weights.strategy not in ("group", "channel", "tensor")
-    ):
-        raise stored.unsupported(f"weights {weights}")
-    shape = _stored_shape(stored)
-    scaling = stored.scaling(shape)
-    has_g_idx = weights.actorder == "group"
-    inputs = stored.inputs(shape[1])
-    if has_g_idx and scaling.size is None:
-        raise stored.wrong("in activation order by group, and has no groups")
-    if has_g_idx and inputs is not None:
-        raise stored.unsupported("activation order and quantized inputs")
-    if not has_g_idx and "weight_g_idx" in stored.tensors:
-        raise stored.wrong("has weight_g_idx, and the config says no actorder group")
-    has_zero_point = stored.has_zero_points()
-    dense = _is_dense(stored, shape)
-    stored.match(packed_layout(shape, weights, dense=dense))
-    scheme = pack_quantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
-    if has_g_idx:
-        _check_order(stored, shape[1], scaling.size)
-    return stored.used_by(scheme, "weight_shape")
-
-
 def _stored_shape(stored: Stored) -> tuple[int, int]:
     info = stored.expect("weight_shape", ("I64", "I32"), [(2,)])
     rows, columns = (int(n) for n in np.frombuffer(stored.read(info.name), _INTEGERS[info.dtype]))
@@ -310,100 +282,134 @@ def _check_order(stored: Stored, columns: int, size: int | None) -> None:
         )
 
 
-def build_naive(stored: Stored) -> Packed:
-    """The Scheme of a naive-quantized module. Raises CheckpointError, UnsupportedFormat."""
-    return build_int(stored) if stored.weights.type == "int" else build_float(stored)
+@dataclass(frozen=True)
+class Format:
+    """A form of linears that the library compresses.
+
+    - `layout`: a linear's tensors, by O × I, the format of its weights and the model's dtype.
+    - `fits`: whether weights can be so; `shape`: O × I by the tensors; `make`: the Scheme.
+    """
+
+    layout: Callable[[tuple[int, int], TensorFormat, str], dict[str, Tensor]]
+    fits: Callable[[TensorFormat], bool]
+    shape: Callable[[Stored], tuple[int, int]]
+    make: Callable[[Scaling, TensorFormat, Inputs | None], Packed]
+
+    def build(self, stored: Stored) -> Packed:
+        """The Scheme of a module."""
+        if self.layout is packed_layout:
+            return _build_packed(stored)
+        weights = stored.weights
+        if not self.fits(weights):
+            order = f" in activation order {weights.actorder}" if weights.actorder else ""
+            raise stored.unsupported(f"weights {weights}{order}")
+        scaling = stored.scaling(self.shape(stored))
+        stored.match(self.layout(scaling.shape, weights, "BF16"))
+        inputs = stored.inputs(scaling.shape[1])
+        if weights.type == "int":
+            stored.has_zero_points()
+        return stored.used_by(self.make(scaling, weights, inputs))
 
 
-def build_int(stored: Stored) -> Packed:
-    """The Scheme of an int-quantized module. Raises CheckpointError, UnsupportedFormat."""
+def _is_int(weights: TensorFormat) -> bool:
+    by = weights.strategy in ("group", "channel", "tensor")
+    return weights.type == "int" and 2 <= weights.bits <= 8 and by
+
+
+def _is_ordered(weights: TensorFormat) -> bool:
+    return weights.actorder == "group"
+
+
+def _is_float8(weights: TensorFormat) -> bool:
+    kind = (weights.type, weights.bits, weights.symmetric)
+    by = weights.strategy in ("tensor", "channel", "group", "block")
+    return kind == ("float", 8, True) and by and not weights.is_mx and not _is_ordered(weights)
+
+
+def _is_nvfp4(weights: TensorFormat) -> bool:
+    kind = (weights.type, weights.bits, weights.symmetric)
+    by = (weights.strategy, weights.group_size)
+    return kind == ("float", 4, True) and by == ("tensor_group", 16)
+
+
+def _build_packed(stored: Stored) -> Packed:
     weights = stored.weights
-    if (
-        weights.type != "int"
-        or not 2 <= weights.bits <= 8
-        or weights.strategy not in ("group", "channel", "tensor")
-        or weights.actorder == "group"
-    ):
-        order = f" in activation order {weights.actorder}" if weights.actorder else ""
-        raise stored.unsupported(f"weights {weights}{order}")
-    shape = stored.matrix("weight")
+    if not _is_int(weights):
+        raise stored.unsupported(f"weights {weights}")
+    shape = _stored_shape(stored)
     scaling = stored.scaling(shape)
-    stored.match(naive_layout(shape, weights))
+    has_g_idx = _is_ordered(weights)
     inputs = stored.inputs(shape[1])
-    stored.has_zero_points()
-    return stored.used_by(
-        int_quantized(scaling, weights.bits, not weights.symmetric, inputs=inputs)
+    if has_g_idx and scaling.size is None:
+        raise stored.wrong("in activation order by group, and has no groups")
+    if has_g_idx and inputs is not None:
+        raise stored.unsupported("activation order and quantized inputs")
+    if not has_g_idx and "weight_g_idx" in stored.tensors:
+        raise stored.wrong("has weight_g_idx, and the config says no actorder group")
+    has_zero_point = stored.has_zero_points()
+    dense = _is_dense(stored, shape)
+    stored.match(packed_layout(shape, weights, dense=dense))
+    scheme = pack_quantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
+    if has_g_idx:
+        _check_order(stored, shape[1], scaling.size)
+    return stored.used_by(scheme, "weight_shape")
+
+
+def _matrix(stored: Stored) -> tuple[int, int]:
+    return stored.matrix("weight")
+
+
+def _in_bytes(stored: Stored) -> tuple[int, int]:
+    """O × I of small floats that share bytes."""
+    rows, width = stored.matrix("weight_packed")
+    bits = stored.weights.bits
+    if bits == 6 and width % 3:
+        raise stored.wrong(f"its rows have {width} bytes, and four values take three")
+    return rows, width * 8 // bits
+
+
+def _mx_format(bits: int) -> Format:
+    def fits(weights: TensorFormat) -> bool:
+        kind = (weights.type, weights.bits, weights.symmetric)
+        by = (weights.strategy, weights.group_size) == ("group", 32)
+        # A dtype of scales says what the format's name says anyway.
+        of_two = weights.scale_dtype in (None, "uint8") and not _is_ordered(weights)
+        return kind == ("float", bits, True) and by and of_two
+
+    shape = _matrix if bits == 8 else _in_bytes
+    return Format(
+        mx_layout, fits, shape, lambda scaling, _, inputs: mx(scaling, bits, inputs=inputs)
     )
 
 
-def build_float(stored: Stored) -> Packed:
-    """The Scheme of a float-quantized module. Raises CheckpointError, UnsupportedFormat."""
-    weights = stored.weights
-    if (
-        (weights.type, weights.bits) != ("float", 8)
-        or not weights.symmetric
-        or weights.strategy not in ("tensor", "channel", "group", "block")
-        or weights.actorder == "group"
-        or weights.is_mx
-    ):
-        raise stored.unsupported(f"weights {weights}")
-    shape = stored.matrix("weight")
-    scaling = stored.scaling(shape)
-    stored.match(naive_layout(shape, weights))
-    return stored.used_by(float_quantized(scaling, inputs=stored.inputs(shape[1])))
-
-
-def build_nvfp4(stored: Stored) -> Packed:
-    """The Scheme of an NVFP4 module. Raises CheckpointError, UnsupportedFormat."""
-    weights = stored.weights
-    if (
-        (weights.type, weights.bits) != ("float", 4)
-        or (weights.strategy, weights.group_size) != ("tensor_group", 16)
-        or not weights.symmetric
-    ):
-        raise stored.unsupported(f"weights {weights}")
-    rows, width = stored.matrix("weight_packed")
-    scaling = stored.scaling((rows, 2 * width))
-    stored.match(nvfp4_layout(scaling.shape, weights))
-    return stored.used_by(nvfp4(scaling, inputs=stored.inputs(2 * width)))
-
-
-def build_mx(stored: Stored, bits: int) -> Packed:
-    """The Scheme of an MX module of `bits`. Raises CheckpointError, UnsupportedFormat."""
-    weights = stored.weights
-    if (
-        (weights.type, weights.bits, weights.strategy) != ("float", bits, "group")
-        or weights.group_size != 32
-        or weights.scale_dtype not in (None, "uint8")  # what the format's name says anyway
-        or not weights.symmetric
-        or weights.actorder == "group"
-    ):
-        raise stored.unsupported(f"weights {weights}")
-    rows, width = stored.matrix("weight" if bits == 8 else "weight_packed")
-    if bits == 6 and width % 3:
-        raise stored.wrong(f"its rows have {width} bytes, and four values take three")
-    scaling = stored.scaling((rows, width * 8 // bits))
-    stored.match(mx_layout(scaling.shape, weights))
-    return stored.used_by(mx(scaling, bits, inputs=stored.inputs(scaling.shape[1])))
-
-
-@dataclass(frozen=True)
-class Format:
-    """A linear's tensors, by O × I, the format of its weights and the model's dtype; and its Scheme."""
-
-    layout: Callable[[tuple[int, int], TensorFormat, str], dict[str, Tensor]]
-    build: Callable[[Stored], Packed]
-
-
+_INT = Format(
+    naive_layout,
+    lambda w: _is_int(w) and not _is_ordered(w),
+    _matrix,
+    lambda scaling, w, inputs: int_quantized(scaling, w.bits, not w.symmetric, inputs=inputs),
+)
+_FLOAT = Format(
+    naive_layout,
+    _is_float8,
+    _matrix,
+    lambda scaling, _, inputs: float_quantized(scaling, inputs=inputs),
+)
 FORMATS = {
-    "pack-quantized": Format(packed_layout, build_packed),
-    "int-quantized": Format(naive_layout, build_int),
-    "float-quantized": Format(naive_layout, build_float),
-    "naive-quantized": Format(naive_layout, build_naive),
-    "nvfp4-pack-quantized": Format(nvfp4_layout, build_nvfp4),
-    "mxfp4-pack-quantized": Format(mx_layout, partial(build_mx, bits=4)),
-    "mxfp6-pack-quantized": Format(mx_layout, partial(build_mx, bits=6)),
-    "mxfp8-quantized": Format(mx_layout, partial(build_mx, bits=8)),
+    "pack-quantized": replace(_INT, layout=packed_layout),
+    "int-quantized": _INT,
+    "float-quantized": _FLOAT,
+    "naive-quantized": Format(
+        naive_layout,
+        lambda w: (_INT if w.type == "int" else _FLOAT).fits(w),
+        _matrix,
+        lambda scaling, w, inputs: (_INT if w.type == "int" else _FLOAT).make(scaling, w, inputs),
+    ),
+    "nvfp4-pack-quantized": Format(
+        nvfp4_layout, _is_nvfp4, _in_bytes, lambda scaling, _, inputs: nvfp4(scaling, inputs=inputs)
+    ),
+    "mxfp4-pack-quantized": _mx_format(4),
+    "mxfp6-pack-quantized": _mx_format(6),
+    "mxfp8-quantized": _mx_format(8),
 }
 
 

@@ -91,7 +91,7 @@ class Group:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """All of a compressed-tensors `quantization_config` that decides what a weight means."""
+    """The fields of a compressed-tensors config that decide what a weight means."""
 
     format: str | None
     groups: tuple[Group, ...]
@@ -265,7 +265,7 @@ def _block(args: Fields) -> tuple[int, int] | None:
     """Rows × columns; older releases wrote `128x128`."""
     value = args.any("block_structure")
     if isinstance(value, str):
-        # Of few digits: any that were more would be no size, and Python takes other alphabets' too.
+        # A size has few digits; and Python's \d matches those of other alphabets, too.
         parts = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value)
         pair = [int(n) for n in parts.groups()] if parts else value
         return Fields({"block_structure": pair}, args.where).block("block_structure")

@@ -103,7 +103,7 @@ def int_quantized(
         scaling=scaling,
         elements=SIGNED_BYTES,
         label=integers_label(bits, inputs, scaling, has_zero_point),
-        # What int8 can hold, less a zero point of int8; a value of more than `bits` is decoded as well.
+        # The range of int8, less a zero point of int8: a value of more than `bits` is decoded as well.
         codes=Codes("int", 255 if has_zero_point else 128, scaling.columns_of_one),
         inputs=inputs,
         zero_point="weight_zero_point" if has_zero_point else None,

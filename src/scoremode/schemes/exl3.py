@@ -275,7 +275,7 @@ class Modules(Library[TensorsDecide]):
 
     @staticmethod
     def _has_signs(stored: Headers, kind: str, size: int) -> bool:
-        """Whether a side's factors are packed signs; `kind`: `u` of inputs, `v` of outputs."""
+        """Tells whether a side's factors are packed signs; `kind`: `u` of inputs, `v` of outputs."""
         signs, factors = f"s{kind}", f"s{kind}h"
         if signs not in stored.tensors:
             stored.expect(factors, ("F16",), [(size,)])

@@ -89,7 +89,6 @@ def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
     """Reads a `quantization_config` whose `quant_method` is `fp8`.
 
     `expert_dtype`: what the model's own config says of it, as DeepSeek-V4's does.
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
     fields = Fields(config, method=METHOD)
     fields.refuse(*_MORE)
@@ -231,6 +230,7 @@ class Modules(Library[Fp8Config]):
 
     methods = frozenset(("fp8",))
     method = METHOD
+    experts = _PROJECTION
     untold = UNTOLD
     records = _OF_THE_CACHE
     marks = frozenset(
@@ -246,12 +246,6 @@ class Modules(Library[Fp8Config]):
             for name, info in self.checkpoint.tensors.items()
         ):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a {_SCALE}: not decoded")
-
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
-        found = _PROJECTION.fullmatch(name)
-        module, _, suffix = name.rpartition(".")
-        return (found[1] if found else module), suffix
 
     def promise(self, linear: Linear) -> Layout | None:
         config = self.config

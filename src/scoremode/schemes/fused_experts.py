@@ -50,7 +50,7 @@ class Expert(Wrapped):
 
 @dataclass(frozen=True)
 class Stacked:
-    """All of `count` experts: [E, O, I], or [E, I, O] where `one` lies transposed.
+    """The linears of `count` experts: [E, O, I], or [E, I, O] where `one` lies transposed.
 
     - `one`: the Scheme of each.
     - `untransposes`: whether they are [E, O, I] where the library's parameter is [E, I, O], too.

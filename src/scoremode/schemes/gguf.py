@@ -292,12 +292,11 @@ class Modules(Library[TensorsDecide]):
         if not any(self.split(name)[1] in self.marks for name in self.checkpoint.tensors):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is in blocks: not decoded")
 
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
         if found := _STACKED.fullmatch(name):
             return f"{found[1]}.weight", found[2]
-        module, _, suffix = name.rpartition(".")
-        return module, suffix
+        return super().split(name)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         stored = Headers(module, tensors)

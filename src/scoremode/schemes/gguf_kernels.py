@@ -109,7 +109,7 @@ def plain_scales(at, k, there, kind: tl.constexpr, width: tl.constexpr):
         code = (low | (high << 4)).to(tl.int32) - 32
         scale = half(at + 108, there, width) * code.to(tl.float32)
     elif kind == "Q4_K" or kind == "Q5_K":
-        # Of groups 0 to 3 in 6 bits; those of groups 4 to 7 are nibbles, with bits left over there.
+        # Groups 0 to 3 have 6 bits; groups 4 to 7 have nibbles, and the bits left over there.
         group = k // 4
         first = byte(at + 4 + group % 4, there)
         second = byte(at + 8 + group % 4, there)
@@ -344,7 +344,7 @@ def _signed(bytes, signs):
 
 # Units of eight values of a program: whole blocks of 256.
 _TILE = 512
-# What codes are read plus.
+# The offset that codes are read with.
 _BIAS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q3_K": 4, "Q6_K": 32, "TQ1_0": 1, "TQ2_0": 1}
 
 
@@ -381,7 +381,7 @@ def _launch(
     assert packed.is_contiguous() and packed.numel() % of.bytes == 0
     units = packed.numel() // of.bytes * (of.values // 8)
     assert out is None or (out.is_contiguous() and out.numel() == 8 * units)
-    # What the first address and the size of a block are multiples of.
+    # The alignment of the first address and of the size of a block.
     width = next(w for w in (8, 4, 2, 1) if packed.data_ptr() % w == of.bytes % w == 0)
     with torch.cuda.device_of(packed):
         _decode[(triton.cdiv(units, _TILE),)](

@@ -30,7 +30,7 @@ from scoremode.schemes.qweight import (
 )
 
 _METHOD = "quantization method 'gptq'"
-# Whether zero points are stored less one.
+# By format: whether zero points are stored less one.
 _FORMATS = {"gptq": True, "gptq_v2": False}
 _WORDS = ("int32", "torch.int32")
 # Fields that say that a weight means more than its tensors tell.
@@ -48,7 +48,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class GptqConfig(TensorsDecide):
-    """All of the config that decides what a weight means.
+    """The fields of the config that decide what a weight means.
 
     - `overrides`: go before `declared`.
     - `named`: those of modules by name, which go before all; exports list experts by the ten thousand.
@@ -76,10 +76,7 @@ class GptqConfig(TensorsDecide):
 
 
 def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
-    """Reads a `quantization_config`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config`."""
     fields = Fields(config, method=_METHOD)
     fields.refuse(*_MORE)
     fields.choice("pack_dtype", _WORDS, "int32")
@@ -87,7 +84,7 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
     checkpoint_format = fields.choice(name, _FORMATS)
     other = fields.any("format")
     if name != "format" and isinstance(other, str) and other in {*_FORMATS} - {checkpoint_format}:
-        # Of zero points that differ by one.
+        # The two have zero points that differ by one.
         raise fields.wrong("format", f"its checkpoint_format {shown(checkpoint_format)}")
     bits = fields.whole("bits")
     if bits is None:
@@ -175,7 +172,7 @@ def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool |
 class Modules(Library[GptqConfig]):
     """Linears with a `qweight` [words of inputs, O]."""
 
-    # Some say the kernel that vLLM shall run.
+    # Some configs name the kernel that vLLM is to run.
     methods = frozenset(("gptq", "gptq_marlin"))
     method = _METHOD
     marks = MARKS

@@ -84,10 +84,7 @@ def tag_of(module: str) -> str:
 
 
 def parse_hqq(config: Mapping[str, Any]) -> HqqConfig:
-    """Reads a `quantization_config` whose `quant_method` is `hqq`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config` whose `quant_method` is `hqq`."""
     fields = Fields(config, method=METHOD)
     quant = fields.object("quant_config")
     found: dict[str, Parameters] = {}
@@ -106,7 +103,7 @@ def _parameters(fields: Fields) -> Parameters:
     fields.refuse("scale_quant_params", "zero_quant_params")
     weight = fields.object("weight_quant_params") or Fields({}, "weight_quant_params")
     if not weight.flag("channel_wise", True):
-        raise UnsupportedFormat(f"{METHOD} with channel_wise False: not decoded")
+        raise weight.not_decoded("channel_wise", False)
     bits = weight.any("nbits")
     if bits is not None and type(bits) not in (int, float):
         raise weight.wrong("nbits", "a number")
@@ -149,8 +146,7 @@ class Grouped:
 
     @property
     def label(self) -> str:
-        along = "" if self.axis else " axis 0"
-        return f"HQQ {self.bits:.3g} bits g{self.size}{along}"
+        return f"HQQ {self.bits:.3g} bits g{self.size}{'' if self.axis else ' axis 0'}"
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -208,7 +204,7 @@ class Grouped:
                 grid[target].copy_(q.sub_(zero[of_rows]).mul_(scale[of_rows]))
 
 
-# The dtypes of weights, by safetensors' spelling.
+# Dtypes of weights by safetensors' spelling, and the other way round.
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SPELLINGS = {str(dtype): spelling for spelling, dtype in _DTYPES.items()}
 _PACKED = {torch.uint8: ("U8", 1), torch.int32: ("I32", 4)}
@@ -254,7 +250,7 @@ def _number(dtype: str, value: float) -> Tensor:
     return Tensor(dtype, (), content=struct.pack("<f" if dtype == "F32" else "<i", value))
 
 
-# What plays no part in what a weight is.
+# Records that play no part in a weight's value.
 _IGNORED = ("offload_meta", "encoded_state_dict", "stores_quant_config", "optimize", "round_zero",
             "unpack_view_dtype")  # fmt: skip
 _FLAGS = ("view_as_float", "quant_scale", "quant_zero", "channel_wise")
@@ -269,18 +265,13 @@ class Modules(Library[HqqConfig]):
 
     methods = frozenset(("hqq",))
     method = METHOD
+    required = "W_q"
+    on_load = True
     marks = frozenset(("W_q",))
     records = _RECORDS
 
     def parse(self, config: Mapping[str, Any]) -> HqqConfig:
         return parse_hqq(config)
-
-    def check(self) -> None:
-        if not any(name.endswith("W_q") for name in self.checkpoint.tensors):
-            raise UnsupportedFormat(
-                f"{METHOD}, and no tensor is a W_q: a dense checkpoint that is quantized as it is "
-                "loaded is not supported"
-            )
 
     def promise(self, linear: Linear) -> Layout | None:
         module, (rows, columns) = linear.module, linear.shape

@@ -25,7 +25,7 @@ POWERS_OF_TWO = ("U8", "F8_E8M0")
 # Shapes of a single value.
 _SINGLE: tuple[Shape, ...] = ((1,), (1, 1), ())
 
-# What libraries whose config lists no linears leave to the tensors.
+# The phrase for libraries whose config doesn't list the linears.
 UNTOLD = (
     "which linears are quantized (taken for it: all of the decoder's layers that the config leaves)"
 )

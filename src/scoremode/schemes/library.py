@@ -1,7 +1,9 @@
 """The base of libraries' own readings of a checkpoint, and what is asked of their config elsewhere."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from scoremode.checkpoint.files import Checkpoint
@@ -26,6 +28,7 @@ class Declared(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class TensorsDecide:
     """A parsed config that says nothing of a cache, and whose linears are what they are stored as."""
 
@@ -51,6 +54,8 @@ class Library(ABC, Generic[Config]):
     - `methods`: what its configs have as `quant_method`, in lower case; `method`: its name in errors.
     - `marks`: suffixes of tensors that are there only where their module is quantized; `required`: the
       one that every quantized checkpoint has.
+    - `on_load`: whether the library quantizes a dense checkpoint while it loads it.
+    - `experts`: names of tensors of experts that are stored as one; its first group is their parameter.
     - `untold`: what its tensors alone tell, and what `promise` takes instead; None if nothing.
       `untold_by` is the same of one config.
     - `stacks`: whether experts that the model has as one are stored as one.
@@ -65,6 +70,8 @@ class Library(ABC, Generic[Config]):
     method: ClassVar[str] = ""
     marks: ClassVar[frozenset[str]]
     required: ClassVar[str | None] = None
+    on_load: ClassVar[bool] = False
+    experts: ClassVar[re.Pattern[str] | None] = None
     untold: ClassVar[str | None] = None
     stacks: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
@@ -79,17 +86,21 @@ class Library(ABC, Generic[Config]):
 
     @abstractmethod
     def parse(self, config: Mapping[str, Any]) -> Config:
-        """Reads the checkpoint's `quantization_config`."""
+        """Reads the checkpoint's `quantization_config`.
 
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
+        Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+        """
+
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
         """A tensor's module, and the suffix by which the module's Scheme knows the tensor.
 
         Of experts stored as one the module is their parameter, and the suffix the last of the tensor's
         name: `experts.gate_up_proj` and `gate_up_proj_scales`.
         """
         module, _, suffix = name.rpartition(".")
-        return module, suffix
+        found = cls.experts.fullmatch(name) if cls.experts else None
+        return (found[1] if found else module), suffix
 
     @classmethod
     def untold_by(cls, config: Mapping[str, Any]) -> str | None:
@@ -99,8 +110,11 @@ class Library(ABC, Generic[Config]):
         """Raises UnsupportedFormat for a checkpoint that the config calls quantized, and that has no
         quantized tensor; CheckpointError for tensors that contradict the config."""
         suffix = self.required
-        if suffix and not any(n.rpartition(".")[2] == suffix for n in self.checkpoint.tensors):
-            raise UnsupportedFormat(f"{self.method}, and no tensor is a {suffix}: not decoded")
+        if suffix and not any(self.split(name)[1] == suffix for name in self.checkpoint.tensors):
+            why = "not decoded"
+            if self.on_load:
+                why = "a dense checkpoint that is quantized as it is loaded is not supported"
+            raise UnsupportedFormat(f"{self.method}, and no tensor is a {suffix}: {why}")
 
     @abstractmethod
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:

@@ -84,10 +84,7 @@ class MlxConfig:
 
 
 def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
-    """Reads MLX's `quantization`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads MLX's `quantization`."""
     fields = Fields(config, method=METHOD)
     default = _mode(fields)
     named: dict[str, Mode | None] = {}
@@ -211,6 +208,7 @@ class Modules(Library[MlxConfig]):
 
     methods = frozenset(("mlx",))
     method = METHOD
+    required = "scales"
     marks = frozenset(("scales", "biases"))
     untold = (
         "which modules are quantized (taken for it: all linears and the embedding, where their inputs "
@@ -221,10 +219,6 @@ class Modules(Library[MlxConfig]):
     def parse(self, config: Mapping[str, Any]) -> MlxConfig:
         return parse_mlx(config)
 
-    def check(self) -> None:
-        if not any(name.endswith(".scales") for name in self.checkpoint.tensors):
-            raise UnsupportedFormat(f"{METHOD}, and no tensor is a module's scales: not decoded")
-
     def promise(self, linear: Linear) -> Layout | None:
         mode = self.config.of(linear.module)
         whole = mode is not None and linear.shape[1] % mode.size == 0
@@ -232,12 +226,11 @@ class Modules(Library[MlxConfig]):
             return None
         return _layout(linear.shape, mode, linear.dtype)
 
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
         if found := _EXPERTS.fullmatch(name):
             return f"{found[1]}weight", found[2]
-        module, _, suffix = name.rpartition(".")
-        return module, suffix
+        return super().split(name)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         stored = Headers(module, tensors)

@@ -169,7 +169,7 @@ class Int4Float8Awq(Packed):
 # Routers that are linears. Exports leave them, and not all list them.
 _ROUTER = re.compile(r"(.*\.)?(router|mlp\.gate|block_sparse_moe\.gate|shared_expert_gate)(\..*)?")
 _FACTOR = "pre_quant_scale"
-# Of experts that are stored as one.
+# Suffixes of experts that are stored as one.
 _STACKED = frozenset(
     f"{part}_proj_{scale}"
     for part in ("gate_up", "gate", "up", "down")
@@ -185,7 +185,7 @@ _FLOAT8_STATIC = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
 _FLOAT8_TOKEN = Inputs(TensorFormat(8, "float", "token", dynamic=True), ())
 _NVFP4 = Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_scale",))
 _MXFP8 = Inputs(TensorFormat(8, "float", "group", 32, dynamic=True, powers_of_two=True), ())
-# How inputs are quantized; not at all by the other algorithms.
+# The format of inputs by algorithm; the others don't quantize them.
 _INPUTS = {
     "FP8": _FLOAT8_STATIC,
     "FP8_PER_CHANNEL_PER_TOKEN": _FLOAT8_TOKEN,
@@ -196,7 +196,7 @@ _INPUTS = {
 }
 _PAIRS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ")
 _INT4 = ("W4A16_AWQ", "W4A8_AWQ")
-# Those whose layout of experts stored as one is known from exports.
+# Algorithms whose layout of experts stored as one is known from exports.
 _OF_EXPERTS = ("FP8", "NVFP4", "W4A16_NVFP4")
 # Weights alone don't need it; arithmetic that quantizes the input asks for it when the model is built.
 _INPUT_SCALE = single("F32", dtypes=SCALES, optional=True)
@@ -228,7 +228,7 @@ def _layout(algorithm: Algorithm, scaling: Scaling) -> dict[str, Tensor]:
         case "block":
             # Blocks of weights alone, as ModelOpt calls them, whatever an engine does with the inputs.
             written = (scales[0], 1, scales[1], 1)
-            # Of a single block a scale of no dimension is exported.
+            # A single block is exported with a scale of no dimension.
             shapes = (scales, written, *([()] if scales == (1, 1) else []))
             scale = Tensor("F32", written, SCALES, shapes)
     if name in _INT4:
@@ -272,6 +272,7 @@ class Modules(Library[ModelOptConfig]):
 
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
     method = METHOD
+    experts = _PROJECTION
     marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_STACKED, *_LOW_RANK))
     records = _OF_THE_CACHE
     untold = UNTOLD
@@ -300,12 +301,6 @@ class Modules(Library[ModelOptConfig]):
     def untold_by(cls, config: Mapping[str, Any]) -> str | None:
         """Nothing where `quantized_layers` name them all."""
         return None if parse_modelopt(config).algorithm is None else cls.untold
-
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
-        found = _PROJECTION.fullmatch(name)
-        module, _, suffix = name.rpartition(".")
-        return (found[1] if found else module), suffix
 
     def promise(self, linear: Linear) -> Layout | None:
         config, module = self.config, linear.module
@@ -366,7 +361,7 @@ class Modules(Library[ModelOptConfig]):
             _expect_whole_groups(stored, scaling)
         of_cache = _OF_THE_CACHE if self.config.kv_cache is not None else ()
         stored.refuse_others((*layout, "bias", *of_cache), name)
-        # Of most linears it went into the norm before.
+        # For most linears it went into the norm before.
         factor = _FACTOR if _FACTOR in stored.tensors else None
         return _scheme_of(name, scaling, factor)
 

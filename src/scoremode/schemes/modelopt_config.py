@@ -257,7 +257,7 @@ def _algorithm(fields: Fields, outer: Fields, layer: str | None = None) -> Algor
     # A zero is written for layers that have none.
     size = fields.whole("group_size") or None
     if usual is None and others:
-        # Of other algorithms what the groups say follows from this, or is made up.
+        # For other algorithms the groups' sizes follow from this, or are made up.
         for where, said in _group_sizes(outer, layer).items():
             if size not in (None, said):
                 raise CheckpointError(f"{METHOD} with group_size {size}, and {said} in {where}")

@@ -45,10 +45,7 @@ class Mxfp4Config(TensorsDecide):
 
 
 def parse_mxfp4(config: Mapping[str, Any]) -> Mxfp4Config:
-    """Reads a `quantization_config` whose `quant_method` is `mxfp4`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config` whose `quant_method` is `mxfp4`."""
     fields = Fields(config, method=METHOD)
     fields.refuse(*_MORE)
     return Mxfp4Config(NotConverted.of(fields, "modules_to_not_convert"))
@@ -75,6 +72,7 @@ class Modules(Library[Mxfp4Config]):
 
     methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
     method = METHOD
+    experts = _PROJECTION
     stacks = True
     marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))
 
@@ -94,12 +92,6 @@ class Modules(Library[Mxfp4Config]):
                     f"{name} is stored dense ({dtype.lower()}), and quantization_config says that it "
                     "is quantized"
                 )
-
-    @staticmethod
-    def split(name: str) -> tuple[str, str]:
-        found = _PROJECTION.fullmatch(name)
-        module, _, suffix = name.rpartition(".")
-        return (found[1] if found else module), suffix
 
     def promise(self, linear: Linear) -> Layout | None:
         if linear.experts is None or self._excepts(linear.module):

@@ -122,7 +122,7 @@ class Packed:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether a product can take the codes as they are stored."""
+        """True where a product can take the codes as they are stored."""
         in_bytes = self.elements in (SIGNED_BYTES, FLOATS[8])
         return in_bytes and self.codes.type != "float" and self.zero_point is None
 
@@ -151,7 +151,7 @@ class Packed:
         """Fills `out` with codes times scales, rounded to `rounding` and then to its dtype."""
         if self.by_kernel(verb, tensors, out, scale=scale, whole=whole, rounding=rounding):
             return
-        # Where the scale is one of `rounding`, a product in that dtype has the same bits.
+        # A product in the dtype `rounding` has the same bits, if the scale is of that dtype.
         direct = whole is None and (scale.itemsize == 1 or scale.dtype == rounding)
         dtype = rounding if direct else torch.float32
         if scale.dtype == torch.float8_e4m3fn:

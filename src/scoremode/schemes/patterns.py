@@ -38,10 +38,10 @@ _WHOLE = {part: whole for whole, parts in _FUSED.items() for part in parts}
 PATIENCE = 1.0
 _GLANCE = 1e-3
 _LONGEST = 2000
-# What ends soon whatever the name: few repeats, and none of a group.
+# Patterns that may take long: many repeats, or one of a group.
 _MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
 _SHORT = 200
-# What `re`, which the library uses, and `regex`, which can be stopped, take differently.
+# Syntax that `re`, which the library uses, and `regex`, which can be stopped, read differently.
 _DIFFERENT = re.compile(r"\{(?![0-9,])|\[\[|\[\^?\[|\[:|\(\?[|R0-9&+-]")
 
 
@@ -151,7 +151,7 @@ class Patterns:
             raise self._not_understood(text, "is not supported")
         try:
             with warnings.catch_warnings():
-                # Of syntax that may change its meaning.
+                # Python warns of syntax that may change its meaning.
                 warnings.simplefilter("error")
                 pattern = re.compile(text)
                 may_last = _MANY_REPEATS.search(text) is not None
@@ -166,7 +166,7 @@ class Patterns:
         )
 
 
-# What a regular expression has beside letters and the dots of names.
+# The characters of a regular expression besides letters and the dots of names.
 _SPECIAL = frozenset("\\*+?[](){}|^$")
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 

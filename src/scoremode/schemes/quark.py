@@ -51,9 +51,9 @@ _TYPES = {
 _IN_WORDS = {"int4": (True, False), "uint4": (False,)}
 # Algorithms all of whose result is in the weights and norms that are stored.
 _FOLDED = ("smooth", "autosmoothquant", "awq", "gptq", "gptaq", "autoround", "qronos")
-# How a word's eight codes lie: shuffled or not.
+# Whether a word's eight codes are shuffled.
 _PACK_METHODS = {"reorder": True, "order": False}
-# Of keys and values; of queries too in some, which no cache holds.
+# Linears of keys and values, and in some configs of queries, which no cache holds.
 _OF_CACHE = ("k_proj", "v_proj", "q_proj", "qkv_proj")
 
 
@@ -128,10 +128,7 @@ def _matching(names: Iterable[str], where: str) -> Patterns:
 
 
 def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
-    """Reads a `quantization_config` whose `quant_method` is `quark`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config` whose `quant_method` is `quark`."""
     fields = Fields(config, method=METHOD)
     fields.refuse("layer_type_quant_config", "softmax_quant_spec")
     _refuse_algorithms(fields)
@@ -233,7 +230,7 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
     scale = spec.choice("scale_format", ("float32", "e8m0"))
     if (scale == "e8m0") != (dtype == "fp4"):
         raise spec.not_decoded("scale_format", scale)
-    # Of weights they say how stored scales came about, of inputs how they are made.
+    # For weights they say how stored scales came about, for inputs how scales are made.
     mode, rounds = spec.text("scale_calculation_mode"), spec.text("round_method")
     if of_input and scale == "e8m0" and mode not in (None, "even"):
         raise spec.not_decoded("scale_calculation_mode", mode)
@@ -287,7 +284,7 @@ def weight(
 _READ = frozenset(
     ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias")
 )
-# Of the cache, beside the linears of keys and values.
+# Suffixes of the cache's tensors, beside the linears of keys and values.
 _OUTPUT = frozenset(("output_scale", "output_zero_point"))
 
 

@@ -21,7 +21,7 @@ _NOT_BODY = re.compile(
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
 
 
-# Where modules stop to be one a layer: `experts.17.up_proj`.
+# An expert's part of a module's name: `experts.17.up_proj`.
 _EXPERT = re.compile(r"(?:^|\.)([^.]*experts?[^.]*(?:\..+)?)$")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
@@ -151,7 +151,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> bool | None:
-    """Whether the config ties the embedding to the head; None where it doesn't say."""
+    """Tells whether the config ties the embedding to the head; None where it doesn't say."""
     parts = (checkpoint.text_config, checkpoint.config)
     found = (part.get("tie_word_embeddings") for part in parts)
     return next((tied for tied in found if isinstance(tied, bool)), None)
@@ -232,7 +232,7 @@ def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _add(summary: FormatSummary, module: str, parameters: int, stored: int) -> None:
-    # Of MLX's experts a module is called as their parameter is.
+    # A module of MLX's experts is named after their parameter.
     module = module.removesuffix(".weight")
     summary.modules += 1
     summary.parameters += parameters

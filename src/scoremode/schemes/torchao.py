@@ -53,10 +53,7 @@ class TorchAoConfig(TensorsDecide):
 
 
 def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
-    """Reads a `quantization_config` whose `quant_method` is `torchao`.
-
-    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-    """
+    """Reads a `quantization_config` whose `quant_method` is `torchao`."""
     fields = Fields(config, method=METHOD)
     for name in ("include_input_output_embeddings", "untie_embedding_weights"):
         if fields.flag(name, False):
@@ -89,7 +86,7 @@ def ao_weight(
 
 
 _CODES, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
-# Of Int4Tensor there is no dequantization: its one kernel, a GPU's, adds zero points in floats
+# Int4Tensor has no dequantization: its one kernel, a GPU's, adds zero points in floats
 # to q · s, and whether the product is rounded before that no source of torchao's says.
 _READ = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -21,9 +21,9 @@ def test_what_early_releases_wrote():
 @pytest.mark.parametrize(
     ("field", "value", "words", "error"),
     [
-        ("bits", "4", "its top: bits '4' is not a number", CheckpointError),
-        ("head_bits", True, "its top: head_bits True is not a number", CheckpointError),
-        ("codebook", 3, "its top: codebook 3 is not a string", CheckpointError),
+        ("bits", "4", "bits '4' is not a number", CheckpointError),
+        ("head_bits", True, "head_bits True is not a number", CheckpointError),
+        ("codebook", 3, "codebook 3 is not a string", CheckpointError),
         (
             "codebook",
             "2mad",

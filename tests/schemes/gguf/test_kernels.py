@@ -1,10 +1,10 @@
-"""The CUDA decoder of ggml's blocks: codes and scales apart, and blocks that lie anywhere."""
+"""The CUDA decoder of ggml's blocks against the gguf package, to the bit."""
 
 import pytest
 import torch
-from support.gguf.blocks import dequantized, random_blocks
-from support.gguf.kernels import require_triton, scheme_of
-from support.kernel_twins import by_kernel, check_decoder, launches, placed
+from support.gguf.blocks import HALVES, PLACES, dequantized, random_blocks
+from support.gguf.kernels import check_kernel, scheme_of
+from support.kernel_twins import by_kernel, check_decoder, launches, placed, require_triton
 from support.schemes import same
 from support.triton_interpreter import DEVICE
 
@@ -20,6 +20,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 @pytest.fixture(autouse=True)
 def triton(monkeypatch):
     require_triton(monkeypatch)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_equals_the_gguf_package(kind):
+    check_kernel(kind, PLACES.get(kind, ()))
+
+
+def test_a_half_in_four_parts():
+    """IQ1_M's, in the highest bits of four words."""
+    packed = random_blocks("IQ1_M", len(HALVES), 1)
+    words = packed[:, 48:56].clone().view(torch.int16).int() & 0x0FFF
+    given = torch.tensor(HALVES)[:, None] >> torch.tensor([0, 4, 8, 12])
+    packed[:, 48:56] = (words | given << 12).short().view(torch.uint8)
+    with launches():
+        ours = by_kernel(scheme_of("IQ1_M", packed), {"IQ1_M": packed}, "decode", torch.float32)
+    same(ours, dequantized("IQ1_M", packed))
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)

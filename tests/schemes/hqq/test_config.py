@@ -56,9 +56,18 @@ def changed(where: str, **fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (changed("top", scale_quant_params={"nbits": 8}), "scale_quant_params {'nbits': 8}"),
-        (changed("top", zero_quant_params={"nbits": 8}), "zero_quant_params {'nbits': 8}"),
-        (changed("weight", channel_wise=False), "channel_wise False"),
+        (
+            changed("top", scale_quant_params={"nbits": 8}),
+            "quant_config, scale_quant_params {'nbits': 8}",
+        ),
+        (
+            changed("top", zero_quant_params={"nbits": 8}),
+            "quant_config, zero_quant_params {'nbits': 8}",
+        ),
+        (
+            changed("weight", channel_wise=False),
+            "quant_config, weight_quant_params, channel_wise False",
+        ),
     ],
 )
 def test_what_is_not_decoded_is_named(fields, words):

@@ -101,7 +101,7 @@ def test_what_is_not_decoded_is_named(refusal):
     assert refusal(tensors, error=UnsupportedFormat) == words
     words = "m: quantization method 'mlx' in mode mxfp4 with biases is not supported"
     assert refusal(stored(), CONFIG | {"mode": "mxfp4"}, error=UnsupportedFormat) == words
-    words = "quantization method 'mlx', and no tensor is a module's scales: not decoded"
+    words = "quantization method 'mlx', and no tensor is a scales: not decoded"
     assert refusal({"m.weight": torch.zeros(2, 2)}, error=UnsupportedFormat) == words
 
 

@@ -1,24 +1,13 @@
 """The CUDA decoder of ggml's blocks beside the gguf package's numpy; interpreted without a GPU."""
 
-import pytest
 import torch
 from support.gguf.blocks import dequantized, random_blocks, with_halves
 from support.kernel_twins import by_kernel, launches
 from support.schemes import same
-from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def require_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips where kernels can neither run nor be interpreted."""
-    triton = pytest.importorskip("triton", reason="needs Triton")
-    if DEVICE.type == "cpu":
-        if not triton.knobs.runtime.interpret:
-            pytest.skip("Triton was imported without its interpreter")
-        exact_bfloat16(monkeypatch)
 
 
 def check_kernel(kind: str, halves: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from scoremode.schemes.decoding.codes import FLOAT_MAX, Codes, Quantized, mx_exp
 from scoremode.schemes.decoding.unpack import Tensors, exponent_scales, row_blocks
 from scoremode.schemes.fields import TensorFormat
 
-# What stands for a scale of zero, of float8's and of float32's.
+# The substitutes for a scale of zero: float8's and float32's.
 _SCALE_TINY = 0.125
 _EPS = torch.finfo(torch.float32).eps
 
@@ -129,7 +129,7 @@ class Inputs:
             scales.append(self._codes(grouped, known.of(block), rows.dtype))
             codes[block].copy_(values)
             if not holds_nan:
-                # What no code can say, the row's scale does; a dynamic one is NaN by itself.
+                # An int8 code can't be NaN, so the row's scale is; a dynamic one is NaN by itself.
                 lost = values.sum(1, keepdim=True).isnan()
                 scales[-1] = torch.where(lost, torch.nan, scales[-1])
         is_one = holds_nan and (known.is_one or self.format.is_mx)

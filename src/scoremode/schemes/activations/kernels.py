@@ -34,10 +34,10 @@ _INTERPRETED = bool(triton.knobs.runtime.interpret)
 # float32's.
 _EPS = tl.constexpr(1.1920928955078125e-07)
 
-# What a scale may be rounded to, but float32.
+# The dtypes that a scale may be rounded to, besides float32.
 _ROUNDED = {torch.bfloat16: 1, torch.float16: 2}
 
-# How a line's values become codes.
+# The ways in which a line's values become codes.
 _FLOAT, _INT, _MX, _LOCAL = range(4)
 
 
@@ -73,7 +73,7 @@ def quantize_lines(
     assert codes.dtype != torch.int8 or (form.symmetric and width == columns)
     tile = min(triton.next_power_of_2(width), _TILE)
     block = max(1, _BLOCK // tile)
-    # What is not given is not looked at.
+    # The kernel doesn't read an argument that is not given.
     nothing = x
     _quantize_lines[(triton.cdiv(lines, block),)](
         x, codes, nothing if scale is None else scale, nothing if known is None else known,
@@ -173,7 +173,7 @@ def _quantize_lines(
     is_usual = (scale > 2.0**-80) & (scale < 2.0**80)
     divides = kind == 3 or tl.min(is_usual.to(tl.int32), 0) == 0
     inverse = tl.div_rn(tl.full((block,), 1.0, tl.float32), scale)
-    # Where an infinite scale of a line's own makes NaN of an infinity.
+    # An infinite scale of a line's own makes NaN of an infinity.
     lost = (peak >= 0x7F800000).to(tl.int32)
     if fits:
         q = _coded(values, scale, inverse, zero, factor, divides, kind, bits, asymmetric,
@@ -192,7 +192,7 @@ def _quantize_lines(
                 lost = tl.maximum(lost, tl.max(((q != q) & mask).to(tl.int32), 1))
     if writes_scale:
         if is_int8:
-            # What no code can say, the line's scale does.
+            # An int8 code can't be NaN, so the line's scale is.
             scale = tl.where(lost > 0, float("nan"), scale)
         tl.store(scales + line, scale, mask=here)
 

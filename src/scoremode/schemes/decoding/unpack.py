@@ -49,7 +49,7 @@ SIGNED_BYTES = Elements(8, signed=True)
 # e2m1, e2m3 and e4m3 by their bits.
 FLOATS = {4: Elements(4, 1, 1), 6: Elements(6, 3, 1), 8: Elements(8, 3, 7)}
 
-# Where in a word each of eight outputs has its code, where they are shuffled.
+# The place in a word of each of eight outputs' codes, where they are shuffled.
 _OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 # Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
