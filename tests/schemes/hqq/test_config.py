@@ -58,22 +58,22 @@ def changed(where: str, **fields):
     [
         (
             changed("top", scale_quant_params={"nbits": 8}),
-            "quant_config, scale_quant_params {'nbits': 8}",
+            "scale_quant_params {'nbits': 8}",
         ),
         (
             changed("top", zero_quant_params={"nbits": 8}),
-            "quant_config, zero_quant_params {'nbits': 8}",
+            "zero_quant_params {'nbits': 8}",
         ),
         (
             changed("weight", channel_wise=False),
-            "quant_config, weight_quant_params, channel_wise False",
+            "weight_quant_params, channel_wise False",
         ),
     ],
 )
 def test_what_is_not_decoded_is_named(fields, words):
     with pytest.raises(UnsupportedFormat) as error:
         parse_hqq(fields)
-    assert str(error.value) == f"quantization method 'hqq' with {words}: not decoded"
+    assert str(error.value) == f"quantization method 'hqq' with quant_config, {words}: not decoded"
 
 
 @pytest.mark.parametrize(
