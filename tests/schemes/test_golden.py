@@ -62,13 +62,17 @@ def build(tmp_path):
 @pytest.mark.parametrize(("library", "name"), CASES)
 def test_equals_the_golden_file(library, name, build, monkeypatch):
     case, scheme = golden(library)[name], build(library, name)
-    dtypes = DTYPES if library == "quark" else (case["dense"].dtype, torch.float32)
+    own = case["dense"].dtype
+    # Quark's are rounded in float32 and then once more; LLM.int8 has nothing in between.
+    dtypes = {"quark": DTYPES}.get(library, (own, torch.float32))
+    if isinstance(scheme, LlmInt8):
+        dtypes = (own,)
     for dtype in dtypes:
         same(decode(scheme, case, dtype), case["dense"])
     assert scheme.shape == tuple(case["dense"].shape)
     # A few rows or blocks at a time.
     monkeypatch.setitem(unpack.BLOCK_ELEMENTS, "cpu", 200)
-    same(decode(scheme, case, torch.float32), case["dense"])
+    same(decode(scheme, case, dtypes[-1]), case["dense"])
 
 
 @pytest.mark.parametrize(("library", "name"), CASES)

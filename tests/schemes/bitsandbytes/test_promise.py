@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.families.bitsandbytes import config, quantize
-from support.promises import promises_of
+from support.promises import NAMES, promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.bitsandbytes import Modules
@@ -11,7 +11,6 @@ from scoremode.schemes.layout import Linear
 
 promise = promises_of(Modules)
 
-NAMES = {torch.float32: "F32", torch.uint8: "U8", torch.int8: "I8"}
 LINEAR = Linear("model.layers.0.mlp.up_proj", (96, 200), "BF16")
 HEAD = Linear("lm_head", (96, 200), "BF16", in_layer=False)
 

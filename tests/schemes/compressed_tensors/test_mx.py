@@ -9,17 +9,14 @@ from support.schemes import (
     compress,
     decode,
     decompress,
-    dtype_name,
     factor,
     preset,
     random_weight,
-    refusal,
     same,
     write_checkpoint,
 )
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import UnsupportedFormat
 
 FORMS = {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}
 
@@ -92,31 +89,6 @@ def test_scales_may_be_stored_as_e8m0(bits, tmp_path):
     same(decode(build(read, scheme, form), read, torch.bfloat16), expected)
 
 
-@pytest.mark.parametrize("bits", FORMS)
-def test_last_group_may_be_short(bits):
-    """The library refuses these, so they are cut from ones with whole groups."""
-    scheme, form = preset(f"MXFP{bits}A16")
-    stored = compress(random_weight(11, 192, torch.bfloat16), scheme, form)
-    expected = decompress(stored, scheme, form)[:, :172]
-    name = "weight" if bits == 8 else "weight_packed"
-    stored[name] = stored[name][:, : 172 * bits // 8].contiguous()
-    same(decode(build(stored, scheme, form), stored, torch.bfloat16), expected)
-
-
-@pytest.mark.parametrize("bits", FORMS)
-def test_odd_places_in_the_file(bits):
-    """A width that is no multiple of two bytes, and a view that begins at an odd one."""
-    scheme, form = preset(f"MXFP{bits}A16")
-    stored = compress(random_weight(5, 96, torch.bfloat16), scheme, form)
-    expected = decompress(stored, scheme, form)
-    for name in ("weight", "weight_packed", "weight_scale"):
-        if name in stored:
-            raw = stored[name].view(torch.uint8)
-            moved = torch.cat((torch.zeros(1, dtype=torch.uint8), raw.flatten()))[1:]
-            stored[name] = moved.view(stored[name].dtype).view(stored[name].shape)
-    same(decode(build(stored, scheme, form), stored, torch.bfloat16), expected)
-
-
 @pytest.mark.parametrize("scale_dtype", [None, "uint8", "torch.uint8"])
 @pytest.mark.parametrize("bits", FORMS)
 def test_the_formats_name_is_enough(bits, scale_dtype):
@@ -125,64 +97,3 @@ def test_the_formats_name_is_enough(bits, scale_dtype):
     weights = {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
     group = {"targets": ["Linear"], "weights": weights | {"scale_dtype": scale_dtype}}
     same(decode(build(stored, group, FORMS[bits]), stored, torch.bfloat16), library(bits, stored))
-
-
-@pytest.mark.parametrize("bits", FORMS)
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"group_size": 16},
-        {"num_bits": 5},
-        {"type": "int"},
-        {"symmetric": False},
-        {"strategy": "channel", "group_size": None},
-        {"scale_dtype": "float8_e4m3fn"},
-    ],
-    ids=str,
-)
-def test_fields_that_the_format_does_not_have(bits, change):
-    stored = compress(random_weight(5, 96, torch.bfloat16), *preset(f"MXFP{bits}A16"))
-    weights = {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32} | change
-    message = refusal(
-        stored, {"targets": ["Linear"], "weights": weights}, FORMS[bits], error=UnsupportedFormat
-    )
-    assert message.startswith(f"m: {FORMS[bits]} with weights ")
-
-
-@pytest.mark.parametrize(
-    ("bits", "suffix", "change", "words"),
-    [
-        (4, "weight_packed", lambda t: t[:, :-1], "weight_scale has shape [5, 3]"),
-        (4, "weight_packed", lambda t: t.view(torch.int8), "weight_packed has dtype I8"),
-        (4, "weight_packed", lambda t: t[0], "weight_packed has shape [48], not a matrix's"),
-        (4, "weight_packed", lambda t: t[:, :0], "weight_packed has shape [5, 0], not a matrix's"),
-        (
-            6,
-            "weight_packed",
-            lambda t: t[:, :-1],
-            "its rows have 71 bytes, and four values take three",
-        ),
-        (8, "weight", lambda t: t.view(torch.uint8), "weight has dtype U8, expected F8_E4M3"),
-        (8, "weight", lambda t: t.view(torch.float8_e5m2), "weight has dtype F8_E5M2"),
-        (8, "weight_scale", lambda t: t.float(), "weight_scale has dtype F32, expected U8"),
-        (8, "weight_scale", lambda t: t.T, "weight_scale has shape [3, 5], expected [5, 3]"),
-    ],
-)
-def test_tensors_that_do_not_fit(bits, suffix, change, words):
-    scheme, form = preset(f"MXFP{bits}A16")
-    stored = compress(random_weight(5, 96, torch.bfloat16), scheme, form)
-    stored[suffix] = change(stored[suffix])
-    if words.startswith("weight_scale has shape [5, 3]"):
-        # 94 columns still take three groups: cut away a whole one.
-        stored["weight_packed"] = stored["weight_packed"][:, :32]
-    assert words in refusal(stored, scheme, form)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=dtype_name)
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [("MXFP4", "MXFP4"), ("MXFP4XFP8", "MXFP4xFP8"), ("MXFP6A8", "MXFP6A8"), ("MXFP8", "MXFP8")],
-)
-def test_labels_with_quantized_inputs(name, label, dtype):
-    scheme, form = preset(name)
-    assert build(compress(random_weight(5, 128, dtype), scheme, form), scheme, form).label == label

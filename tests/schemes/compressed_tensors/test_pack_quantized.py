@@ -18,7 +18,6 @@ from support.schemes import (
     decompress,
     dtype_name,
     factor,
-    group,
     preset,
     random_weight,
     refusal,
@@ -28,7 +27,6 @@ from support.schemes import (
 )
 
 from scoremode.demo.quantize import Variant, quantize_weight
-from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 
 # (strategy, group size, rows, columns)
@@ -139,20 +137,6 @@ def test_any_small_shape(data):
     same(decode(scheme, stored, dtype), decompress(stored, args))
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(("columns", "size"), [(172, 32), (172, 128), (45, 64), (9, 8)])
-def test_last_group_may_be_short(columns, size, bits, symmetric):
-    """The library refuses these, so they are cut from ones with whole groups."""
-    args = arguments(bits, "group", size, symmetric)
-    whole = random_weight(11, -(-columns // size) * size, torch.bfloat16)
-    stored = compress(whole, args)
-    expected = decompress(stored, args)[:, :columns]
-    words = -(-columns * bits // 32)
-    stored["weight_packed"] = stored["weight_packed"][:, :words].contiguous()
-    same(decode(scheme_of(args, (11, columns)), stored, torch.float32), expected)
-
-
 @pytest.mark.parametrize("shape", [(7, 7), (1, 9), (9, 1)])
 @pytest.mark.parametrize("strategy", ["channel", "group"])
 def test_one_scale_a_row_may_be_a_vector(strategy, shape):
@@ -189,47 +173,7 @@ def test_demo_packs_columns_that_fill_no_word():
         assert torch.equal(ours["weight_packed"], library["weight_packed"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "label"),
-    [
-        ({"strategy": "group", "size": 128, "bits": 4, "symmetric": True}, "W4A16 g128"),
-        ({"strategy": "group", "size": 32, "bits": 8, "symmetric": False}, "W8A16 g32 asym"),
-        ({"strategy": "channel", "size": None, "bits": 8, "symmetric": True}, "W8A16 channel"),
-        ({"strategy": "tensor", "size": None, "bits": 4, "symmetric": False}, "W4A16 tensor asym"),
-    ],
-)
-def test_labels(settings, label):
-    assert scheme_of(arguments(**settings), (8, 128)).label == label
-
-
-def test_label_of_activation_order():
-    args = arguments(4, "group", 32, symmetric=True)
-    assert scheme_of(args, (8, 128), has_g_idx=True).label == "W4A16 g32 g_idx"
-
-
 TOKEN = QuantizationArgs(num_bits=8, strategy="token", dynamic=True)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "label"),
-    [
-        ({}, "W4A8 g32"),
-        ({"num_bits": 4}, "W4A4 g32"),
-        ({"type": "float"}, "W4AFP8 g32"),
-        ({"strategy": "tensor"}, "W4A8 tensor g32"),
-        ({"strategy": "tensor", "symmetric": False}, "W4A8 tensor asym g32"),
-        ({"strategy": "tensor", "dynamic": False}, "W4A8 static g32"),
-        ({"strategy": "group", "group_size": 32}, "W4A8 group g32"),
-    ],
-)
-def test_labels_with_quantized_inputs(inputs, label):
-    stored = compress(random_weight(5, 64, torch.float32), arguments(4, "group", 32, True))
-    fields = {"num_bits": 8, "strategy": "token", "dynamic": True} | inputs
-    if fields["dynamic"] is False:
-        stored["input_scale"] = torch.ones(1)
-    scheme = build(stored, group() | {"input_activations": fields})
-    assert scheme.label == label
-    same(decode(scheme, stored, torch.float32), decompress(stored, arguments(4, "group", 32, True)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
@@ -366,22 +310,3 @@ def test_a_preset_whose_meaning_moved_is_caught_by_its_shapes():
     stored = compress(random_weight(8, 256, torch.float32), arguments(8, "channel", None, True))
     scheme, _ = preset("W8A16")
     assert "weight_scale has shape [8, 1], expected [8, 2]" in refusal(stored, scheme)
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ({"type": "float"}, "weights float4 group 32"),
-        ({"num_bits": 1}, "weights int1 group 32"),
-        ({"num_bits": 16}, "weights int16 group 32"),
-        (
-            {"strategy": "block", "group_size": None, "block_structure": [8, 8]},
-            "weights int4 block 8x8",
-        ),
-        ({"strategy": "tensor_group"}, "weights int4 group 32"),
-    ],
-)
-def test_fields_that_the_format_does_not_have(weights, words):
-    stored = compress(random_weight(8, 64, torch.float32), arguments(4, "group", 32, True))
-    message = refusal(stored, group(**weights), error=UnsupportedFormat)
-    assert message == f"m: pack-quantized with {words} is not supported"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.promises import promises_of
+from support.promises import NAMES, promises_of
 from support.quantized import LibraryLinear, preset
 
 from scoremode.schemes.compressed_tensors import Modules
@@ -10,10 +10,6 @@ from scoremode.schemes.layout import Linear
 
 promise = promises_of(Modules)
 
-NAMES = {
-    torch.bfloat16: "BF16", torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8",
-    torch.int32: "I32", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3",
-}  # fmt: skip
 LINEAR = Linear("model.layers.0.mlp.up_proj", (128, 256), "BF16")
 PRESETS = (
     *("W4A16", "W4A16_ASYM", "NVFP4A16", "NVFP4", "MXFP4A16", "MXFP6A16", "MXFP8"),

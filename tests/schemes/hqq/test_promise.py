@@ -1,10 +1,9 @@
 """Tensors that a config of HQQ alone promises, against those that hqq writes."""
 
 import pytest
-import torch
 from support.families.hqq import config
 from support.golden_libraries import golden
-from support.promises import promises_of
+from support.promises import NAMES, promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.hqq import Modules
@@ -13,14 +12,6 @@ from scoremode.schemes.layout import Linear
 promise = promises_of(Modules)
 
 CASES = golden("hqq")
-NAMES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint8: "U8",
-    torch.int32: "I32",
-    torch.int64: "I64",
-}
 LINEAR = Linear("model.layers.0.mlp.up_proj", (24, 96), "BF16")
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.families.modelopt import FORMATS, Tensors, config, file
+from support.families.modelopt import FORMATS, config, file
 from support.families.modelopt_golden import golden
-from support.promises import promises_of
+from support.promises import headers, promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.layout import Linear
@@ -12,20 +12,12 @@ from scoremode.schemes.modelopt import Modules
 
 promise = promises_of(Modules)
 
-NAMES = {
-    torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3",
-}  # fmt: skip
 UP = "model.layers.0.mlp.up_proj"
 MIXED = {
     "model.layers.0.mlp.experts": {"quant_algo": "FP8"},
     "model.layers.0.mlp.gate": {"quant_algo": "MXFP8"},
     "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
 }
-
-
-def headers(stored: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {suffix: (NAMES[t.dtype], tuple(t.shape)) for suffix, t in stored.items()}
 
 
 def promised(fields: dict, module: str = UP, rows: int = 256, columns: int = 384, **others):

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import torch
 from support.families.torchao import ROW, config
 from support.golden_libraries import golden
-from support.promises import promises_of
+from support.promises import NAMES, headers, promised_headers, promises_of
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.layout import Linear
@@ -15,13 +14,6 @@ from scoremode.schemes.torchao import Modules
 promise = promises_of(Modules)
 
 CASES = golden("torchao")
-NAMES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-}
 
 
 def quant(kind: str, version: int = 2, **data) -> dict:
@@ -76,9 +68,7 @@ def test_tensors_of_each_kind(case):
     stored = {k: v for k, v in CASES[case].items() if k not in ("dense", "metadata")}
     linear = Linear("model.layers.0.m", (6, 96), NAMES[CASES[case]["dense"].dtype])
     promised = promise(by(KINDS[kind]))(linear)
-    assert promised
-    found = {suffix: tensor[:2] for suffix, tensor in promised.items()}
-    assert found == {k: (NAMES[t.dtype], tuple(t.shape)) for k, t in stored.items()}
+    assert promised_headers(promised) == headers(stored)
     name, text = promised["_weight_qdata"].described or ("", "")
     about, theirs = json.loads(text), json.loads(bytes(CASES[case]["metadata"].tolist()))
     assert name == "weight" and about["_type"] == theirs["_type"]
