@@ -97,10 +97,10 @@ class Packed:
         self._multiply("decode", tensors, out, scratch, scale, whole, rounding)
 
     def factor(self, tensors: Tensors, out: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-        if self.codes.type == "float" and self.whole is None:
-            self.decode(tensors, out, scratch)
-            return torch.ones(1, 1, device=out.device)
         if self.codes.type == "float":
+            if self.whole is None:
+                self.decode(tensors, out, scratch)
+                return torch.ones(1, 1, device=out.device)
             scale = self._stored_scale(tensors)
             self._multiply("factor", tensors, out, scratch, scale, None, torch.float32)
             whole = tensors[self.whole].view(1, 1)
