@@ -11,7 +11,7 @@ LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 # Bytecode is written when a module is first imported: by pip, for all that nobody imports as well, it takes longer.
 PIP = -m pip install --quiet --no-compile
 PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
-PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) --numprocesses auto
+PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) --numprocesses auto --dist worksteal
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(PYTEST) tests/real
 VLLM_PYTEST = .venv-vllm/bin/python -m pytest $(PYTEST_ARGS) --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
 RELEASE_CHECK = .venv-release/bin/python tools/release_check.py

@@ -56,6 +56,16 @@ def no_heartbeat() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def warm_children() -> Iterator[None]:
+    """Children of the package's own are forked from a process that has imported all they need."""
+    from support.warm import MULTIPROCESSING
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scoremode.lib.processes.multiprocessing", MULTIPROCESSING)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real test data. Skips without it, or fails where it is required."""

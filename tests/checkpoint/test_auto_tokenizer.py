@@ -60,7 +60,7 @@ SETTINGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "an unknown class": ("llama", {"tokenizer_class": "NoSuchTokenizerFast"}),
 }
 # Qwen2's takes a second to load, three times a case.
-FEWER = ("nothing", "Qwen3", "a Qwen2 fine-tune", "tokens to add", "both ends")
+FEWER = ("Qwen3", "a Qwen2 fine-tune", "tokens to add")
 CASES = [(n, s) for n in FOLDERS for s in SETTINGS if n != "qwen2" or s in FEWER]
 AUTO, NEVER = preset("disjoint"), preset("disjoint").override(bos="never")
 

@@ -8,8 +8,12 @@ import pytest
 from support.programs import run
 from support.run_folders import NOISE, scores_of, write_run
 
+from scoremode.demo.quantize import VARIANTS
 
-def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):
+
+def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path, monkeypatch):
+    few = [v for v in VARIANTS if v.name in ("W8A16", "W4A16-g32", "W4A16-channel")]
+    monkeypatch.setattr("scoremode.demo.variants.VARIANTS", few)
     code, out, err = run(capsys, "demo", "--json", "-o", str(tmp_path / "demo"))
     # Without a terminal it says nothing, nor does a library: transformers has bars of its own.
     assert code == 0 and err == ""

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,21 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_scores
 
 Run = subprocess.Popen[str]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "3"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
 def flags(demo, tmp_path_factory) -> list[str]:
-    """Dozens of passes of one device: enough to be killed in."""
+    """A dozen passes and more of one device: enough to be killed in."""
     text = tmp_path_factory.mktemp("text") / "text"
-    text.write_text((demo / "heldout.txt").read_text(encoding="utf-8")[:12_000], encoding="utf-8")
+    text.write_text((demo / "heldout.txt").read_text(encoding="utf-8")[:4000], encoding="utf-8")
     rules = ["--protocol", "strided", "-c", "64", "--stride", "8", "--batch-size", "2"]
     return ["-f", str(text), *rules, "--device", "cpu", "--max-memory", "2MiB"]
 
 
 @pytest.fixture(scope="module")
 def short(flags) -> list[str]:
-    return [*flags, "--limit", "60"]
+    return [*flags, "--limit", "24"]
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +120,7 @@ def test_a_killed_rank_ends_the_run_and_any_number_goes_on(demo, flags, alone, t
     folder = wait_for_parts(run, tmp_path)
     (child,) = children_of(run.pid)
     os.kill(child, signal.SIGKILL)
-    begin = time.monotonic()
     out, err = finish(run, 1)
-    assert time.monotonic() - begin < 10
     ending = "its process was ended by SIGKILL, as a system out of memory does"
     assert out == "" and err == f"scoremode: error: rank 1 (cpu): {ending}\n"
     record = json.loads((folder / "record.json").read_text())
@@ -176,14 +173,12 @@ def test_torchrun_gives_the_same_and_one_record(demo, flags, alone, tmp_path):
     record, columns = only_run(tmp_path)
     assert_same(columns, alone[1])
     assert record["metrics"] == alone[0]["metrics"]
-    assert len(record["engine"]["devices"]) == 3
+    assert len(record["engine"]["devices"]) == 2
 
 
 @linux
 def test_torchrun_with_a_killed_rank_names_it(demo, flags, tmp_path):
-    run = start(
-        *["ppl", str(demo / "model"), *flags, "-o", str(tmp_path)], launcher=[*TORCHRUN[:-1], "2"]
-    )
+    run = start(*["ppl", str(demo / "model"), *flags, "-o", str(tmp_path)], launcher=TORCHRUN)
     folder = wait_for_parts(run, tmp_path)
     ranks = sorted(children_of(run.pid))
     os.kill(next(p for p in ranks if rank_of(p) == 1), signal.SIGKILL)

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
 from support.models import edit_config, edit_tensors
-from support.waiting import run_killed
+from support.warm import run_killed
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint
@@ -353,7 +351,7 @@ def command(demo: Path, model: Path, reference: Path, *more: str) -> list[str]:
     flags = (
         f"-f {demo / 'heldout.txt'} --protocol llama.cpp -c {CONTEXT} --dtype float32 --device cpu"
     )
-    small = ["--max-memory", "8MB", "--batch-size", "8", "--limit", "160"]
+    small = ["--max-memory", "8MB", "--batch-size", "8", "--limit", "48"]
     return ["kld", str(model), *flags.split(), *small, "--reference", str(reference), *more]
 
 
@@ -396,15 +394,14 @@ class TestCommandLine:
 
 
 def test_kill_9_and_resume_gives_the_same_bits(demo, models, quant, tmp_path):
-    """Against a file of 160 chunks, which the base's own reference gives."""
-    run = [sys.executable, "-m", "scoremode"]
+    """Against a file of 48 chunks, which the base's own reference gives."""
     file, kept = tmp_path / "base.kld", tmp_path / "reference"
     keep = ["reference", *command(demo, models["base-self"], file)[1:-2], "--quiet"]
-    subprocess.run([*run, *keep, "--export-llama-cpp", str(file), "-o", str(kept)], check=True)
-    ask = [*run, *command(demo, quant, file, "--quiet", "-o")]
-    subprocess.run([*ask, str(tmp_path / "whole")], check=True)
-    run_killed([*ask[3:], str(tmp_path / "killed")], tmp_path / "killed", 2)
-    subprocess.run([*ask, str(tmp_path / "killed"), "--resume"], check=True)
+    assert main([*keep, "--export-llama-cpp", str(file), "-o", str(kept)]) == 0
+    ask = [*command(demo, quant, file, "--quiet", "-o")]
+    assert main([*ask, str(tmp_path / "whole")]) == 0
+    run_killed([*ask, str(tmp_path / "killed")], tmp_path / "killed", 2)
+    assert main([*ask, str(tmp_path / "killed"), "--resume"]) == 0
     ((a, ours),), ((b, theirs),) = (
         list(find_runs(tmp_path / name)) for name in ("whole", "killed")
     )

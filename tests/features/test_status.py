@@ -1,15 +1,13 @@
 """`scoremode status` as a user meets it."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 
 from support.programs import run
 from support.run_folders import scores_of, write_run
+from support.warm import CONTEXT, run_killed
 
+from scoremode.cli.main import main
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.sweep.manifest import SCHEMA, SCHEMA_VERSION, write_manifest
 
@@ -62,37 +60,22 @@ def test_a_model_whose_run_is_invalid_is_listed_once(capsys, tmp_path):
     assert states[1]["problem"] == "q2: is broken"
 
 
-def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path, capsys):
-    output, model = tmp_path / "runs", str(demo / "model")
-    command = [sys.executable, "-m", "scoremode", "ppl", model, "-f", str(demo / "heldout.txt"),
-               "--protocol", "disjoint", "-c", "32", "--batch-size", "2", "--max-memory", "1MB",
-               "--device", "cpu", "--dtype", "float32", "-o", str(output)]  # fmt: skip
-
-    def begun(*more: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def state() -> dict:
-        if not list(output.glob("*/record.json")):
-            return {"state": "none", "windows": 0}
-        return json.loads(run(capsys, "status", str(output), "--json")[1])[0]
-
-    process = begun()
-    while (found := state()).get("windows", 0) < 4:
-        assert process.poll() is None, found
-        assert found["state"] in ("none", "running")
-        time.sleep(0.02)
-    assert found["state"] == "running" and found["of"] == 713
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    found = state()
-    assert found["state"] == "killed" and found["resume"].endswith(f"-o {output} --resume")
-    process = begun("--resume")
-    watched = run(capsys, "status", str(output), "--watch", "0.1")[1]
-    while state()["state"] != "done":
+def test_a_real_run_killed_and_gone_on_with_is_watched_to_its_end(demo, tmp_path, capsys):
+    output = tmp_path / "runs"
+    command = ["ppl", str(demo / "model"), "-f", str(demo / "heldout.txt"), "--protocol", "disjoint",
+               "-c", "32", "--limit", "200", "--batch-size", "2", "--max-memory", "1MB", "--device",
+               "cpu", "--dtype", "float32", "--quiet", "-o", str(output)]  # fmt: skip
+    run_killed(command, output, 2)
+    (found,) = json.loads(run(capsys, "status", str(output), "--json")[1])
+    assert (found["state"], found["of"]) == ("killed", 200) and 4 <= found["windows"] < 200
+    assert found["resume"].endswith(f"-o {output} --resume")
+    process = CONTEXT.Process(target=main, args=([*command, "--resume"],))
+    process.start()
+    watched = ""
+    while process.is_alive():
         watched += run(capsys, "status", str(output), "--watch", "0.1")[1]
-    assert process.wait() == 0 and " done " in watched + run(capsys, "status", str(output))[1]
+    watched += run(capsys, "status", str(output))[1]
+    assert process.exitcode == 0 and " running " in watched and " done " in watched
 
 
 def test_watching_ends_when_nothing_runs(capsys, tmp_path, monkeypatch):

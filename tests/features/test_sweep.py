@@ -4,12 +4,11 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support import sweep_kill_points
 from support.programs import run
+from support.warm import call
 
 import scoremode
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -133,13 +132,9 @@ def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
         )  # fmt: skip
 
 
-POINTS = 3
+POINTS = int(os.environ.get("SCOREMODE_SWEEP_KILLS", "2"))
 
 
 def test_wherever_it_is_killed_the_same_call_ends_alike(tmp_path):
-    program = Path(__file__).parents[1] / "support" / "sweep_kill_points.py"
-    words = [sys.executable, str(program), str(tmp_path), str(POINTS)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{POINTS} points"]
+    code, out, err = call(sweep_kill_points.main, tmp_path, POINTS)
+    assert (code, out) == (0, f"{POINTS} points\n"), f"{out}\n{err}"

@@ -1,11 +1,12 @@
 """`scoremode verify` as a user meets it."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.programs import run
 from support.waiting import HANG, wait_for
 
 from scoremode.cli.engines import options_of, reference_options
+from scoremode.cli.main import main
 from scoremode.spec.engine import Engine
 
 
@@ -25,17 +27,15 @@ def base(demo) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(demo) -> dict[str, Any]:
+def found(demo, warm_children) -> dict[str, Any]:
     """What one whole run printed as JSON."""
     text = "-f", str(demo / "heldout.txt"), "--protocol", "disjoint", "-c", "128"
     own = "--dtype", "bfloat16", "--device", "cpu", "--windows", "9", "--seed", "4", "--json"
-    command = [sys.executable, "-m", "scoremode", "verify", str(demo / "model"), *text, *own]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    # But for a line every 30 s, on a busy machine: "(30 s)" of a stage, "0 s left" of scoring.
-    said = [line for line in done.stderr.splitlines() if not line.endswith((" s)", " s left"))]
-    assert (done.returncode, said) == (0, [])
-    return json.loads(done.stdout)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["verify", str(demo / "model"), *text, *own])
+    assert (code, err.getvalue()) == (0, "")
+    return json.loads(out.getvalue())
 
 
 @pytest.fixture
@@ -174,7 +174,6 @@ def test_an_interrupted_run_leaves_no_process_behind(how, base):
     )
     # Itself, multiprocessing's tracker, and the engine's process.
     wait_for(lambda: len(marked(mark)) >= 3, process)
-    time.sleep(1)
     process.send_signal(how)
     out, err = process.communicate(timeout=HANG)
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)

@@ -5,16 +5,16 @@
 
 import json
 import os
+import struct
 import time
 from dataclasses import replace
-from random import Random
 
 import pytest
 from fuzz import run as runner
 from fuzz import verdicts
-from fuzz.bases import make_bases
+from fuzz.gguf_mutations import parse
 from fuzz.judge import Wrong, judge
-from fuzz.mutations import mutate
+from support.warm import MULTIPROCESSING
 
 CASES = int(os.environ.get("SCOREMODE_FUZZ", "150"))
 SEED = int(os.environ.get("SCOREMODE_FUZZ_SEED", "0"))
@@ -23,15 +23,21 @@ WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
 
 @pytest.fixture(scope="module")
 def bases():
-    return make_bases()
+    return runner.all_bases()
 
 
-def test_mutated_checkpoints_are_refused_or_right():
-    counts, failures, _ = runner.run(range(CASES), SEED, WORKERS)
+@pytest.fixture(autouse=True)
+def quick_workers(monkeypatch):
+    monkeypatch.setattr(runner, "multiprocessing", MULTIPROCESSING)
+
+
+@pytest.mark.parametrize(("only", "cases"), [("", CASES), ("^GGUF", CASES // 2)])
+def test_mutated_checkpoints_are_refused_or_right(only, cases):
+    counts, failures, _ = runner.run(range(cases), SEED, WORKERS, only=only)
     assert not failures, "\n".join(failures)
-    assert counts.total() == CASES
+    assert counts.total() == cases
     # Else the mutations, or the reader, have become too rough for this to mean anything.
-    assert counts["right"] > CASES // 10 and counts["refused"] > CASES // 10
+    assert counts["right"] > cases // 10 and counts["refused"] > cases // 10
 
 
 def test_every_base_is_read_right(bases, tmp_path):
@@ -41,19 +47,22 @@ def test_every_base_is_read_right(bases, tmp_path):
 
 
 def test_a_case_is_made_by_its_seed_and_number_alone(bases):
-    again = make_bases()
+    again = runner.all_bases()
     for case in (0, 7, 400):
         assert runner.make_case(3, case, bases) == runner.make_case(3, case, again)
     assert runner.make_case(3, 0, bases) != runner.make_case(4, 0, bases)
 
 
 def test_mutations_change_most_cases(bases):
-    changed = 0
-    for case in range(200):
-        files = dict(bases["W4A16"])
-        mutate(Random(case), files, bases)
-        changed += files != bases["W4A16"]
+    changed = sum(runner.make_case(3, case, bases)[1] not in bases.values() for case in range(200))
     assert changed > 150
+
+
+def test_gguf_files_are_written_as_they_were_parsed(bases):
+    for name, files in bases.items():
+        if name.startswith("GGUF"):
+            for content in files.values():
+                assert parse(content).write() == content, name
 
 
 def wrong_scheme(monkeypatch) -> None:
@@ -111,6 +120,31 @@ def wrong_other_inputs(monkeypatch) -> None:
     monkeypatch.setattr(Modules, "_inputs", lambda *_: None)
 
 
+def wrong_name(monkeypatch) -> None:
+    from scoremode.checkpoint.gguf import open as opened
+
+    def swapped(header):
+        names = describe(header).names
+        first, last = "blk.0.attn_q.weight", "output.weight"
+        changed = names | {first: names[last], last: names[first]}
+        return describe(header)._replace(names=changed)
+
+    describe = opened.describe
+    monkeypatch.setattr(opened, "describe", swapped)
+
+
+def wrong_gguf_scale(monkeypatch) -> None:
+    from scoremode.schemes.gguf import Blocks
+
+    true_decode = Blocks.decode
+
+    def decode(self, tensors, out, scratch):
+        true_decode(self, tensors, out, scratch)
+        out[0, 0] += 0.5
+
+    monkeypatch.setattr(Blocks, "decode", decode)
+
+
 @pytest.mark.parametrize(
     ("break_it", "base"),
     [
@@ -120,6 +154,9 @@ def wrong_other_inputs(monkeypatch) -> None:
         (wrong_zero_points, "GPTQ 4"),
         (wrong_order, "GPTQ ordered 3"),
         (wrong_other_inputs, "Quark ptpc"),
+        (wrong_bytes, "GGUF F32"),
+        (wrong_name, "GGUF F16"),
+        (wrong_gguf_scale, "GGUF split"),
     ],
 )
 def test_the_judge_sees_a_wrong_number(break_it, base, bases, tmp_path, monkeypatch):
@@ -168,3 +205,13 @@ def test_hostile_patterns_end(bases, tmp_path):
     begin = time.process_time()
     judge(tmp_path / "case")
     assert time.process_time() - begin < 20
+
+
+def test_a_count_of_the_headers_is_no_reservation(bases, tmp_path):
+    """Of 2^62 tensors or keys nothing is made before they are there."""
+    (content,) = bases["GGUF F32"].values()
+    for place in (8, 16):
+        spoiled = bytearray(content)
+        struct.pack_into("<Q", spoiled, place, 1 << 62)
+        runner.write({"model.gguf": bytes(spoiled)}, tmp_path / "case")
+        assert judge(tmp_path / "case").startswith("refused: ")

@@ -129,7 +129,7 @@ def test_equals_the_librarys_forward(name, published, demo, tmp_path):
     model = make_model(tmp_path / "model", fields, config)
     check(tmp_path / "model", name, model)
     check_commands(tmp_path / "model", original, KINDS | OTHERS, name, demo)
-    for variant in ("W4A16-g32", "FP8_DYNAMIC"):
+    for variant in ("W4A16-g32", "FP8_DYNAMIC")[: 2 if name in OTHERS else 1]:
         folder = tmp_path / variant
         interleaved = fields["model_type"] == "gpt_oss"
         quantize(tmp_path / "model", folder, variant, interleaved=interleaved)

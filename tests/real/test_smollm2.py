@@ -15,7 +15,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from support.engine import make_engine, score
-from support.waiting import run_killed
+from support.warm import run_killed
 from transformers import AutoModelForCausalLM
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder

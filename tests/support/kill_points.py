@@ -1,6 +1,4 @@
-"""A program for features/test_resume.py: a run killed at every touch of the disk, and resumed.
-
-    python kill_points.py FOLDER ppl|reference|stopped|shard|merge STEP
+"""For features/test_resume.py: a run killed at touches of the disk, and resumed.
 
 The engine's scores are made once, and then handed out, so that a run takes milliseconds and can be
 killed hundreds of times: a child that is forked for it ends, without a word, before its n-th write,
@@ -139,6 +137,7 @@ def facts(output: Path) -> dict:
 
 
 def main(work: Path, kind: str, step: int) -> None:
+    """`kind`: ppl, reference, stopped, shard or merge."""
     torch.set_num_threads(1)
     # A killed process loses nothing that wasn't synced: the disk is not waited for.
     os.fsync = lambda _: None
@@ -205,7 +204,3 @@ def main(work: Path, kind: str, step: int) -> None:
         shutil.rmtree(output)
         at += step
     print(f"{at // step - 1} points")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,6 +1,4 @@
-"""A program for features/test_sweep.py: one killed at touches of the disk, and called again.
-
-    python sweep_kill_points.py FOLDER POINTS
+"""For features/test_sweep.py: a sweep killed at touches of the disk, and called again.
 
 A sweep of two models is run in a forked child that ends, without a word, before its n-th touch of a
 file of the sweep; the same call in another child must then end as one that nobody kills. Prints what
@@ -84,7 +82,7 @@ def main(work: Path, points: int) -> None:
     assert not wanted["left"] and not wanted["unfinished"], wanted
     done = 0
     for point in range(points):
-        at, output = point * count // points, work / f"{point}"
+        at, output = (2 * point + 1) * count // (2 * points), work / f"{point}"
 
         def killed(output: Path = output, at: int = at) -> None:
             touches(output, at)
@@ -100,7 +98,3 @@ def main(work: Path, points: int) -> None:
         shutil.rmtree(output)
         done += 1
     print(f"{done} points")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -49,6 +49,7 @@ def case(random: Random, world: World, folder: Path) -> str:
             "HF_HUB_ETAG_TIMEOUT": "1",
             "HF_HUB_DOWNLOAD_TIMEOUT": "1",
             "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1",
         }

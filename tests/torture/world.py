@@ -4,10 +4,11 @@ import hashlib
 import json
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torture.command import Failure, check_ending, run
+from torture.command import Ended, Failure, check_ending, run
 
 from scoremode.results.folders.store import RECORD, find_runs, read_record, read_scores
 
@@ -37,8 +38,10 @@ class World:
     commands: dict[str, Command]
 
 
-def make_world(folder: Path, *, ranks: bool = True) -> World:
-    """Makes all of it in `folder`; `ranks`: also a command of several processes."""
+def make_world(
+    folder: Path, *, ranks: bool = True, run: Callable[[Sequence[str], Path], Ended] = run
+) -> World:
+    """Makes all of it in `folder` by `run`; `ranks`: also a command of several processes."""
     import scoremode.demo
     from scoremode.demo.quantize import Variant, quantize_folder
 

@@ -85,7 +85,7 @@ def runs_in(output: Path) -> dict[str, Path]:
     """Name of a model (with a number where there are several runs of it) → folder. Raises Failed."""
     found: dict[str, Path] = {}
     records = {path: json.loads(path.read_text("utf-8")) for path in output.glob("**/record.json")}
-    for path in sorted(records, key=lambda p: _order(records[p])):
+    for path in sorted(records, key=lambda p: _order(p.parent, records[p])):
         model = Path(records[path]["checkpoint"]["source"]).name
         same = sum(name.partition("#")[0] == model for name in found)
         found[f"{model}#{same + 1}" if same else model] = path.parent
@@ -94,10 +94,11 @@ def runs_in(output: Path) -> dict[str, Path]:
     return found
 
 
-def _order(record: dict[str, Any]) -> list[str]:
-    """An order of runs that is the same in every folder."""
+def _order(folder: Path, record: dict[str, Any]) -> list[str]:
+    """An order of runs that is the same each time; two of one result are told by their files."""
     kind = "run" if "reference" in record else "base"
-    return [kind, record["plan"]["sha256"], json.dumps(record.get("metrics"), sort_keys=True)]
+    metrics = json.dumps(record.get("metrics"), sort_keys=True)
+    return [kind, record["plan"]["sha256"], metrics, *sorted(f.name for f in folder.iterdir())]
 
 
 def text_of(file: Path) -> str:

@@ -1,5 +1,6 @@
 """Records changed behind our back: whatever is changed, the number is right or there is none."""
 
+import itertools
 import json
 import math
 import shutil
@@ -112,7 +113,9 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     )
     monkeypatch.setattr(finished, "read_verified", lambda *_: (true[1], {}))
     passed = 0
-    for words, other in mutations(record, *(record.keys() - MADE)):
+    # The others have most of a comparison's fields: every fourth of its changes tells.
+    step = 4 if kind == "kld" else 1
+    for words, other in itertools.islice(mutations(record, *(record.keys() - MADE)), 0, None, step):
         other = other | {"sha256": seal_of(other)}
         try:
             check_record(other, folder / "record.json")

@@ -20,6 +20,7 @@ from scoremode.results.folders.store import seal_of
 from scoremode.runs.attribution.recipe import search
 from scoremode.runs.request import Swap
 from scoremode.schemes.summary import summarize
+from scoremode.text.corpus import from_string
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,8 @@ def test_bits_are_the_records_to_the_last(demo, asked, tmp_path, ordered):
         )
         for bits in (4, 8)
     ]
-    asked = replace(asked, model=str(models[0]), output=tmp_path / "runs")
+    few = from_string((demo / "heldout.txt").read_text()[:1500])
+    asked = replace(asked, model=str(models[0]), corpus=few, output=tmp_path / "runs")
     whole = summarize(open_checkpoint(str(models[0]))).body_bits
     assert whole is not None
     with pytest.raises(UsageError, match="the smallest choice has"):

@@ -21,6 +21,7 @@ from scoremode.runs.rescore.verify import VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 FLOAT32 = TorchOptions(dtype="float32", device="cpu")
 BFLOAT16 = TorchOptions(dtype="bfloat16", device="cpu")
 

@@ -10,6 +10,8 @@ from scoremode.runs.measure import measure
 from scoremode.runs.sweep.model import Stage
 from scoremode.runs.sweep.sweep import capture_apart
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 
 def test_a_base_is_captured_in_a_process_of_its_own(base, text, tmp_path):
     asked = pair(base, text[:1500], options=Apart(device="cpu", dtype="float32", batch_windows=2))

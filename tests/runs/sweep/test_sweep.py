@@ -223,6 +223,7 @@ def test_a_kept_reference_is_the_base_as_it_is(base, quant, short, tmp_path, bui
     assert outcome.manifest["pairs"][0]["reference"] == str(kept.folder)
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_an_engine_that_wants_a_process_for_each_model_gets_one(base, quant, short, tmp_path):
     asked = pair(base, short)
     here = run_sweep(sweep_request(tmp_path / "here", [quant], asked))
