@@ -31,7 +31,7 @@ sys.exit(program())
         ("import", "argparse", signal.SIGINT),
         ("import", "numpy", signal.SIGINT),
         ("import", "torch", signal.SIGINT),
-        ("import", "transformers.modeling_utils", signal.SIGTERM),
+        ("import", "transformers", signal.SIGTERM),
         ("open", "model.safetensors", signal.SIGINT),
         ("os.rename", "", signal.SIGINT),
     ],

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,12 +13,11 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from support.engine import make_engine, score
-from support.warm import run_killed
 from transformers import AutoModelForCausalLM
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.results.folders.store import find_runs, read_record, read_scores
+from scoremode.results.folders.store import read_scores
 from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
@@ -181,21 +178,6 @@ def test_what_formats_cost(quantized, smollm2, text, planned, dense, tmp_path):
     for name, record_ in found.items():
         assert record_["metrics"]["top1"]["n"] == planned.plan.scored
         assert ("A16" in name) == (record_["engine"]["activations"]["declared"] is None)
-
-
-def test_a_killed_run_goes_on_to_the_same_bits(smollm2, demo, tmp_path):
-    flags = "--protocol disjoint -c 32 --limit 24 --max-memory 2MB --batch-size 2 --device cpu"
-    flags += f" --dtype float32 --quiet -f {demo / 'heldout.txt'} -o"
-    command = [sys.executable, "-m", "scoremode", "ppl", str(smollm2), *flags.split()]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*command, str(whole)], check=True)
-    run_killed([*command[3:], str(killed)], killed, 2)
-    ((folder, record),) = find_runs(killed)
-    assert record["status"] == "running"
-    subprocess.run([*command, str(killed), "--resume"], check=True)
-    ((other, _),) = find_runs(whole)
-    assert read_record(folder)["metrics"] == read_record(other)["metrics"]
-    assert (folder / "scores.parquet").read_bytes() == (other / "scores.parquet").read_bytes()
 
 
 @pytest.mark.large

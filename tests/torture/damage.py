@@ -6,7 +6,6 @@ command must refuse in a line, or come to the very numbers of undamaged files.
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,28 +14,16 @@ from random import Random
 from typing import Any
 
 from torture.command import Ended, Failure, check_ending, run
-from torture.world import World, result_of
+from torture.world import World, one_of, result_of
 
 __all__ = ["case", "damage_a_file"]
 
 
-def case(random: Random, world: World, folder: Path) -> str:
-    """Damages a file and uses it; returns what was done. Raises Failure."""
-    way = random.choice([_compare, _show, _base, _kept, _killed, _done])
-    told: list[str] = []
-    try:
-        ended = way(random, world, folder, told)
-    except Failure as failure:
-        raise Failure(f"{'; '.join(told)}: {failure}") from None
-    return f"{'; '.join(told)}: {'refused' if ended.code in (1, 3) else 'the same numbers'}"
-
-
 def _compare(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, compared."""
-    true = next(world.commands["kld"].folder.iterdir())
-    shutil.copytree(true, folder / true.name)
-    told += ["compare", damage_a_file(random, folder / true.name)]
-    words = ["compare", true.name, str(next(world.commands["kld-beside"].folder.iterdir()))]
+    true = world.commands["kld"].run
+    told += ["compare", damage_a_file(random, world.copied("kld", folder / true.name))]
+    words = ["compare", true.name, str(world.commands["kld-beside"].run)]
     words += ["--format", "json"]
     wanted = run(words, true.parent)
     check_ending(wanted, 0)
@@ -49,9 +36,8 @@ def _compare(random: Random, world: World, folder: Path, told: list[str]) -> End
 
 def _show(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, held against a gate that it does not meet."""
-    true = next(world.commands["kld"].folder.iterdir())
-    shutil.copytree(true, folder / true.name)
-    told += ["show", damage_a_file(random, folder / true.name)]
+    true = world.commands["kld"].run
+    told += ["show", damage_a_file(random, world.copied("kld", folder / true.name))]
     words = ["show", true.name, "--max-kld", "0", "--json"]
     wanted = run(words, true.parent)
     ended = run(words, folder)
@@ -73,8 +59,7 @@ def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, gone on with."""
     name = random.choice(["kld", "reference"])
     command, out = world.commands[name], folder / "out"
-    shutil.copytree(command.folder, out)
-    own = out if name == "reference" else next(out.iterdir())
+    own = world.copied(name, out if name == "reference" else out / "run")
     told += [f"a finished {name}", damage_a_file(random, own)]
     ended = run([*command.words, "-o", str(out), "--resume"], world.folder)
     return _same_or_refused(ended, out, command.result)
@@ -88,8 +73,7 @@ def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 def _beside_damaged_base(
     random: Random, world: World, folder: Path, told: list[str], words: list[str]
 ) -> Ended:
-    shutil.copytree(world.commands["reference"].folder, folder / "base")
-    told += ["a base", damage_a_file(random, folder / "base")]
+    told += ["a base", damage_a_file(random, world.copied("reference", folder / "base"))]
     words[words.index("--reference") + 1] = str(folder / "base")
     ended = run([*words, "-o", str(folder / "out")], world.folder)
     return _same_or_refused(ended, folder / "out", world.commands["kld"].result)
@@ -116,6 +100,9 @@ def _killed(random: Random, world: World, folder: Path, told: list[str]) -> Ende
     told += [f"a killed {name}", damage_a_file(random, made) if made.exists() else "nothing there"]
     ended = run(words, world.folder)
     return _same_or_refused(ended, out, command.result)
+
+
+case = one_of(_compare, _show, _base, _kept, _killed, _done)
 
 
 def _same_or_refused(ended: Ended, output: Path, result: str) -> Ended:

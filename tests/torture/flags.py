@@ -72,7 +72,7 @@ def _words(random: Random, world: World, folder: Path) -> list[str]:
     name = random.choice([n for n in sorted(parsers) if n != "demo"])
     words = list(_NEEDED.get(name, ()))
     if name in ("show", "compare"):
-        finished = [next(world.commands[n].folder.iterdir()) for n in ("kld", "kld-beside", "ppl")]
+        finished = [world.commands[n].run for n in ("kld", "kld-beside", "ppl")]
         words = [str(f) for f in random.sample(finished, 1 if name == "show" else 2)]
     flags = [a for a in parsers[name]._actions if a.option_strings and a.dest != "help"]
     for action in random.sample(flags, min(len(flags), random.choice([0, 1, 1, 2, 3, 5]))):

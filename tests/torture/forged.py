@@ -5,14 +5,13 @@ a number that follows from them must stay what it was, or the edit is refused.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from torture.command import Ended, Failure, check_ending, run
-from torture.world import World
+from torture.world import World, one_of
 
 from scoremode.reference.writer import reference_sha256
 from scoremode.results.folders.store import RECORD, seal_of
@@ -27,21 +26,10 @@ _UNTOLD = (
 _METRICS = ("ppl", "nll", "ppl_base", "ppl_ratio", "kld", "kld_reverse", "top1", "delta_p")
 
 
-def case(random: Random, world: World, folder: Path) -> str:
-    """Forges a record and uses it; returns what was done. Raises Failure."""
-    way = random.choice([_show, _compare, _base, _done])
-    told: list[str] = []
-    try:
-        ended = way(random, world, folder, told)
-    except Failure as failure:
-        raise Failure(f"{'; '.join(told)}: {failure}") from None
-    return f"{'; '.join(told)}: {'the same numbers' if ended.code == 0 else 'refused'}"
-
-
 def _show(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, shown."""
-    true = _record(next(world.commands["kld"].folder.iterdir()))
-    copy = _copy(world, "kld", folder)
+    true = _record(world.commands["kld"].run)
+    copy = world.copied("kld", folder / "run")
     told += ["show", forge(random, copy)]
     ended = run(["show", str(copy), "--json"], folder)
     return _same(ended, lambda: _metrics(json.loads(ended.out)), _metrics(true))
@@ -49,9 +37,9 @@ def _show(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 
 def _compare(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, compared with another."""
-    other = next(world.commands["kld-beside"].folder.iterdir())
-    true = _record(next(world.commands["kld"].folder.iterdir()))["metrics"]
-    copy = _copy(world, "kld", folder)
+    other = world.commands["kld-beside"].run
+    true = _record(world.commands["kld"].run)["metrics"]
+    copy = world.copied("kld", folder / "run")
     told += ["compare", forge(random, copy)]
     ended = run(["compare", str(copy), str(other), "--by", "ppl", "--format", "json"], folder)
 
@@ -64,36 +52,27 @@ def _compare(random: Random, world: World, folder: Path, told: list[str]) -> End
 
 def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A kept base, compared with, of a text that it keeps itself or that is named."""
-    shutil.copytree(world.commands["reference"].folder, folder / "base")
-    words = ["kld", "packed", "--reference", str(folder / "base")]
-    if random.random() < 0.5:
-        words = list(world.commands["kld"].words)
-        words[words.index("--reference") + 1] = str(folder / "base")
-    else:
+    base = world.copied("reference", folder / "base")
+    words = world.against(base)
+    if random.random() >= 0.5:
+        words = ["kld", "packed", "--reference", str(base)]
         words += ["--batch-size", "2", "--device", "cpu", "--max-memory", "2MiB"]
-    told += [f"a base, {' '.join(words[:4])}…", forge(random, folder / "base")]
+    told += [f"a base, {' '.join(words[:4])}…", forge(random, base)]
     ended = run([*words, "-o", str(folder / "out")], world.folder)
-    true = _record(next(world.commands["kld"].folder.iterdir()))
+    true = _record(world.commands["kld"].run)
     return _same(ended, lambda: _metrics(_record(next((folder / "out").iterdir()))), _metrics(true))
 
 
 def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, gone on with."""
     name = random.choice(["kld", "ppl", "reference"])
-    command = world.commands[name]
-    copy = _copy(world, name, folder / "out") if name != "reference" else folder / "out"
-    if name == "reference":
-        shutil.copytree(command.folder, copy)
+    command, out = world.commands[name], folder / "out"
+    copy = world.copied(name, out if name == "reference" else out / "run")
     true = _record(copy)
     told += [f"a finished {name}", forge(random, copy)]
     words = [*command.words, "-o", str(folder / "out"), "--resume", "--json"]
     ended = run(words, world.folder)
     return _same(ended, lambda: _metrics(json.loads(ended.out)), _metrics(true))
-
-
-def _copy(world: World, name: str, folder: Path) -> Path:
-    true = next(world.commands[name].folder.iterdir())
-    return Path(shutil.copytree(true, folder / true.name))
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -109,6 +88,9 @@ def _same(ended: Ended, found: Any, wanted: Any) -> Ended:
     if ended.code == 0 and (numbers := found()) != wanted:
         raise Failure(f"{numbers}, not {wanted}: {ended}")
     return ended
+
+
+case = one_of(_show, _compare, _base, _done)
 
 
 def forge(random: Random, folder: Path) -> str:

@@ -18,7 +18,7 @@ from random import Random
 
 from support.hostile_files import KINDS, put, snapshot
 from torture.command import Ended, Failure, check_ending, run
-from torture.world import World
+from torture.world import World, one_of
 
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD, find_runs
@@ -33,21 +33,10 @@ _made: dict[Path, dict[str, Path]] = {}
 _making = threading.Lock()
 
 
-def case(random: Random, world: World, folder: Path) -> str:
-    """Puts something in a file's place and uses the rest; returns what was done. Raises Failure."""
-    way = random.choice([_read, _read, _base, _done, _killed, _merge, _sweep, _output])
-    told: list[str] = []
-    try:
-        ended = way(random, world, folder, told)
-    except Failure as failure:
-        raise Failure(f"{'; '.join(told)}: {failure}") from None
-    return f"{'; '.join(told)}: {'refused' if ended.code else 'the same'}"
-
-
 def _read(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run or kept base, read."""
     name = random.choice(["kld", "reference"])
-    here = _copied(world, name, folder / "run")
+    here = world.copied(name, folder / "run")
     words = [*random.choice(_READING), str(here)]
     if words[0] == "report":
         words += ["-o", str(folder / "page.html")]
@@ -61,12 +50,10 @@ def _read(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 
 def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A kept base, compared with."""
-    here = _copied(world, "reference", folder / "base")
+    here = world.copied("reference", folder / "base")
     _put(random, here, _KEPT, folder, ["a base"], told)
-    words = list(world.commands["kld"].words)
-    words[words.index("--reference") + 1] = str(here)
     before = snapshot(here)
-    ended = _used([*words, "-o", str(folder / "out")], world.folder, folder, told)
+    ended = _used([*world.against(here), "-o", str(folder / "out")], world.folder, folder, told)
     if snapshot(here) != before:
         raise Failure(f"comparing changed the base: {ended}")
     return _same(ended, folder / "out", world, "kld")
@@ -75,7 +62,7 @@ def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A finished run, gone on with."""
     name = random.choice(["kld", "reference"])
-    own = _copied(world, name, folder / "out" if name == "reference" else folder / "out" / "run")
+    own = world.copied(name, folder / "out" if name == "reference" else folder / "out" / "run")
     _put(random, own, _KEPT if name == "reference" else _RUN, folder, [f"a finished {name}"], told)
     words = [*world.commands[name].words, "-o", str(folder / "out"), "--resume"]
     return _same(_used(words, world.folder, folder, told), folder / "out", world, name)
@@ -135,7 +122,7 @@ def _sweep(random: Random, world: World, folder: Path, told: list[str]) -> Ended
 
 def _output(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A file that is written, beside one of the user's own."""
-    here, out = _copied(world, "kld", folder / "run"), folder / "page"
+    here, out = world.copied("kld", folder / "run"), folder / "page"
     words = random.choice([["compare", "--format", "json"], ["report"]])
     _put(random, folder, ("page.tmp",), folder, words[:1], told)
     before = (folder / "page.tmp").lstat()
@@ -160,10 +147,7 @@ def _others(world: World) -> dict[str, Path]:
         return made
 
 
-def _copied(world: World, name: str, to: Path) -> Path:
-    command = world.commands[name]
-    true = command.folder if name == "reference" else next(command.folder.iterdir())
-    return Path(shutil.copytree(true, to))
+case = one_of(_read, _read, _base, _done, _killed, _merge, _sweep, _output)
 
 
 def _put(
@@ -193,8 +177,7 @@ def _used(words: list[str], where: Path, folder: Path, told: list[str], *codes: 
 def _same(ended: Ended, output: Path, world: World, name: str) -> Ended:
     """Raises Failure where a command that ended well came to other numbers than an undisturbed one."""
     if ended.code == 0:
-        true = world.commands[name].folder
-        true = true if (true / RECORD).exists() else next(true.iterdir())
+        true = world.commands[name].run
         runs = [output] if (output / RECORD).exists() else [f for f, _ in find_runs(output)]
         wanted = json.loads((true / RECORD).read_text(encoding="utf-8"))["metrics"]
         found = [load_run(one)[0].document["metrics"] for one in runs if not _is_spoiled(one)]

@@ -4,7 +4,6 @@ It must say that something is wrong, or list the field as one that nothing holds
 """
 
 import json
-import shutil
 from pathlib import Path
 from random import Random
 
@@ -14,7 +13,7 @@ from torture.command import Failure
 from torture.world import World
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.store import RECORD, find_runs, read_record, read_scores
+from scoremode.results.folders.store import RECORD, read_record, read_scores
 from scoremode.runs.check.check import check
 
 __all__ = ["case"]
@@ -22,9 +21,8 @@ __all__ = ["case"]
 
 def case(random: Random, world: World, folder: Path) -> str:
     """Edits one field of a finished run; returns what was done. Raises Failure."""
-    output = world.commands[random.choice(["ppl", "kld", "kld-beside", "reference"])].folder
-    true = output if (output / RECORD).exists() else next(find_runs(output))[0]
-    run = Path(shutil.copytree(true, folder / "run"))
+    name = random.choice(["ppl", "kld", "kld-beside", "reference"])
+    run = world.copied(name, folder / "run")
     record = read_record(run)
     fields = fields_of(record)
     # Every section as often as any other, however long it is.
@@ -39,5 +37,5 @@ def case(random: Random, world: World, folder: Path) -> str:
     except RunFolderError as error:
         return f"{field}: {error}"
     if not found and not is_open(field, record):
-        raise Failure(f"{field} of {true.name} is another, and check finds nothing wrong")
+        raise Failure(f"{field} of {name} is another, and check finds nothing wrong")
     return f"{field}: {next(iter(found), 'not checked')}"

@@ -19,11 +19,9 @@ from random import Random
 
 from torture import checkpoints, damage, disk, flags, forged, hub, kills, links, programs, resealed
 from torture.command import Failure, Failures
-from torture.world import World, make_world
+from torture.world import Case, World, make_world
 
 __all__ = ["CAMPAIGNS", "Tally", "campaign"]
-
-Case = Callable[[Random, World, Path], str]
 
 
 @dataclass(frozen=True)

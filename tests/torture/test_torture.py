@@ -60,8 +60,8 @@ def test_each_checkpoint_is_an_attempt_and_each_failure_counts(monkeypatch):
 
 
 def test_a_forged_record_is_sealed_and_another(made, tmp_path):
-    true = next(made.commands["kld"].folder.iterdir())
-    folder = Path(shutil.copytree(true, tmp_path / "run"))
+    true = made.commands["kld"].run
+    folder = made.copied("kld", tmp_path / "run")
     for case in range(20):
         shutil.copy(true / "record.json", folder)
         forged.forge(Random(case), folder)

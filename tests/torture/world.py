@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from torture.command import Ended, Failure, check_ending, run
 
 from scoremode.results.folders.store import RECORD, find_runs, read_record, read_scores
 
-__all__ = ["Command", "World", "make_world", "result_of"]
+__all__ = ["Case", "Command", "World", "make_world", "one_of", "result_of"]
+
 
 # About 20 passes of 0.03 s each: enough to be ended in.
 _TEXT = ["-f", "text.txt", "--protocol", "strided", "-c", "64", "--stride", "16"]
@@ -29,6 +31,11 @@ class Command:
     result: str
     folder: Path
 
+    @property
+    def run(self) -> Path:
+        """The folder of its finished run."""
+        return self.folder if (self.folder / RECORD).exists() else next(self.folder.iterdir())
+
 
 @dataclass(frozen=True)
 class World:
@@ -36,6 +43,34 @@ class World:
 
     folder: Path
     commands: dict[str, Command]
+
+    def copied(self, name: str, to: Path) -> Path:
+        """A copy of that command's finished run."""
+        return Path(shutil.copytree(self.commands[name].run, to))
+
+    def against(self, base: Path) -> list[str]:
+        """The words of the comparison, with another base."""
+        words = list(self.commands["kld"].words)
+        words[words.index("--reference") + 1] = str(base)
+        return words
+
+
+Case = Callable[[Random, World, Path], str]
+Way = Callable[[Random, World, Path, list[str]], Ended]
+
+
+def one_of(*ways: Way) -> Case:
+    """A case that goes one of these ways; each appends to its last argument what it does."""
+
+    def case(random: Random, world: World, folder: Path) -> str:
+        told: list[str] = []
+        try:
+            ended = random.choice(ways)(random, world, folder, told)
+        except Failure as failure:
+            raise Failure(f"{'; '.join(told)}: {failure}") from None
+        return f"{'; '.join(told)}: {'refused' if ended.code in (1, 2, 3) else 'the same numbers'}"
+
+    return case
 
 
 def make_world(

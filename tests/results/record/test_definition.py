@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -193,13 +194,14 @@ def records(real_runs, sharded) -> dict[str, dict[str, Any]]:
 def test_schema_and_reading_agree(kind, sections, records):
     record, refused = records[kind], 0
     assert is_read(record) and fits(record, SCHEMA)
-    for words, other in mutations(record, *sections):
+    # Of all fields every third change.
+    for words, other in islice(mutations(record, *sections), 0, None, 1 if sections else 3):
         refused += not is_read(other)
         # To JSON Schema a number has no end; 2**70 is none that numpy holds.
         if f"= {2**70}" not in words or is_read(other):
             between = any(field in words for field in BETWEEN)
             assert fits(other, SCHEMA) == is_read(other) or between, words
-    assert refused > (5 if sections else 1000)
+    assert refused > (5 if sections else 300)
 
 
 @pytest.mark.parametrize("version", [3, 2**40, 1, 0, -1, 2.0, "2", None, True])

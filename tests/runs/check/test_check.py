@@ -404,13 +404,13 @@ def test_whatever_a_record_holds_is_a_finding_or_a_refusal(published, tmp_path, 
     monkeypatch.setattr("scoremode.runs.check.check.audit_checkpoint", lambda *_: None)
     changes = list(mutations(record))
     told = 0
-    for _, changed in random.Random(0).sample(changes, 150):
+    for _, changed in random.Random(0).sample(changes, 60):
         sealed(run, dict(changed))
         try:
             told += bool(wrong(check([run])))
         except RunFolderError:
             told += 1
-    assert told > 75
+    assert told > 30
 
 
 @pytest.mark.parametrize(
