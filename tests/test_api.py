@@ -41,20 +41,8 @@ def in_a_new_process(program: str) -> str:
 
 
 def test_the_names_are_these_and_each_is_there():
-    functions = [
-        "Run",
-        "Sweep",
-        "card",
-        "check",
-        "compare",
-        "generate",
-        "kld",
-        "measure",
-        "merge",
-        "open_run",
-        "sweep",
-        "write_report",
-    ]
+    functions = ["Run", "Sweep", "card", "check", "compare", "generate", "kld", "measure",
+                 "merge", "open_run", "sweep", "write_report"]  # fmt: skip
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
         *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),

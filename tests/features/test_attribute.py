@@ -135,13 +135,8 @@ def test_whatever_an_attribution_holds_check_says_it_in_a_line(attributed, capsy
     shutil.copytree(attributed, forged)
     file = forged / "attribution-layer.json"
     whole = file.read_text()
-    names = [
-        *json.loads(whole),
-        "units.0.name",
-        "units.0.alone",
-        "units.0.fall",
-        "units.0.parameters",
-    ]
+    names = [*json.loads(whole), "units.0.name", "units.0.alone", "units.0.fall",
+             "units.0.parameters"]  # fmt: skip
     for name in [
         *names,
         "columns.name",

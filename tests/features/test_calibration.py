@@ -36,18 +36,8 @@ def test_flags_that_mean_nothing_are_refused(flags, line, demo, text, tmp_path, 
 
 
 def test_a_run_says_that_its_text_is_the_calibration_text(demo, text, tmp_path, capsys):
-    flags = [
-        "-f",
-        text,
-        "-c",
-        "64",
-        "--protocol",
-        "disjoint",
-        "--device",
-        "cpu",
-        "-o",
-        tmp_path / "r",
-    ]
+    flags = ["-f", text, "-c", "64", "--protocol", "disjoint", "--device", "cpu", "-o",
+             tmp_path / "r"]  # fmt: skip
     code, out, _ = run(capsys, "ppl", demo / "model", *flags, "--calibration", text)
     assert code == 0 and "NOT HELD OUT" in out
     (folder,) = (tmp_path / "r").iterdir()

@@ -78,12 +78,8 @@ def test_a_mixture_has_the_bits_of_the_checkpoint_that_it_stands_for(
 
 def test_two_quants_make_one(models, demo, text, capsys, tmp_path):
     """The record says which, `check` holds it, and compare has each under a name of its own."""
-    swaps = [
-        "--swap",
-        f"self_attn={models / 'NVFP4'}",
-        "--swap",
-        f"re:.*down_proj={models / 'W8A16'}",
-    ]
+    swaps = ["--swap", f"self_attn={models / 'NVFP4'}", "--swap",
+             f"re:.*down_proj={models / 'W8A16'}"]  # fmt: skip
     base = ["--reference", str(demo / "model"), *text]
     for more in ([], swaps):
         asked = ["kld", str(models / "W4A16-g32"), *base, *more, "-o", str(tmp_path / "runs")]

@@ -358,28 +358,9 @@ def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
 def test_gates(gate, code, kept, quant, text, tmp_path, capfd):
     from scoremode.cli.main import main
 
-    (tmp_path / "text.txt").write_text(text)
-    command = [
-        "kld",
-        str(quant),
-        "--reference",
-        str(kept),
-        "--text",
-        text,
-        "--protocol",
-        "disjoint",
-    ]
-    command += [
-        "-c",
-        "64",
-        "--device",
-        "cpu",
-        "--dtype",
-        "bfloat16",
-        "--quiet",
-        "-o",
-        str(tmp_path),
-    ]
+    command = ["kld", str(quant), "--reference", str(kept), "--text", text, "--protocol", "disjoint",
+               "-c", "64", "--device", "cpu", "--dtype", "bfloat16", "--quiet", "-o",
+               str(tmp_path)]  # fmt: skip
     assert main([*command, *gate]) == code
     err = capfd.readouterr().err
     limit = float(gate[1].rstrip("%")) / (100 if gate[1].endswith("%") else 1)

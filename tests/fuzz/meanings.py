@@ -29,19 +29,8 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Suffixes of tensors that are small beside the weight and decide what it is.
-_SMALL = (
-    "scale",
-    "zero",
-    "g_idx",
-    "_2",
-    "biases",
-    "scales",
-    "SCB",
-    "absmax",
-    "_map",
-    "_inv",
-    "point",
-)
+_SMALL = ("scale", "zero", "g_idx", "_2", "biases", "scales", "SCB", "absmax", "_map", "_inv",
+          "point")  # fmt: skip
 Bases = dict[str, Files]
 
 

@@ -89,15 +89,8 @@ class _Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=False)
-        arguments = (
-            theirs,
-            self._cases[self._at :],
-            self._seed,
-            self._bases,
-            self._verdict_of,
-            self._only,
-            Path(self._folder.name) / "case",
-        )
+        arguments = (theirs, self._cases[self._at :], self._seed, self._bases, self._verdict_of,
+                     self._only, Path(self._folder.name) / "case")  # fmt: skip
         self._process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()

@@ -38,13 +38,8 @@ def main() -> None:
     cpu = ctypes.CDLL(str(libraries / "libggml-cpu.so"), mode=ctypes.RTLD_GLOBAL)
     cpu.ggml_cpu_init()
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    base.ggml_quantize_chunk.argtypes = [
-        ctypes.c_int,
-        pointer,
-        pointer,
-        *[ctypes.c_int64] * 3,
-        pointer,
-    ]
+    base.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, *[ctypes.c_int64] * 3,
+                                         pointer]  # fmt: skip
     random = np.random.default_rng(0)
     x = random.standard_normal((7, COLUMNS)) * np.exp(2 * random.standard_normal((7, COLUMNS)))
     x[1, : COLUMNS // 2] = 0

@@ -14,15 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scoremode.results.folders.store import read_columns
 from scoremode.results.scores import Scores
 
-__all__ = [
-    "MARKED",
-    "TEMPLATE",
-    "chat_model",
-    "expected_targets",
-    "in_file_order",
-    "logprobs",
-    "write_rows",
-]
+__all__ = ["MARKED", "TEMPLATE", "chat_model", "expected_targets", "in_file_order", "logprobs",
+           "write_rows"]  # fmt: skip
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}\n{% endfor %}"

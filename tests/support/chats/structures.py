@@ -17,13 +17,8 @@ class Structure:
 
     jinja: str
     ends: tuple[str, ...] = ("<|im_end|>",)
-    specials: tuple[str, ...] = (
-        "<|im_start|>",
-        "<think>",
-        "</think>",
-        "<tool_call>",
-        "</tool_call>",
-    )
+    specials: tuple[str, ...] = ("<|im_start|>", "<think>", "</think>", "<tool_call>",
+                                 "</tool_call>")  # fmt: skip
     arguments: dict[str, Any] = field(default_factory=dict)
 
 

@@ -49,12 +49,8 @@ def four_rows(codes: np.ndarray) -> torch.Tensor:
     words = np.zeros((len(codes) // 4, codes.shape[1]), np.uint16)
     for row, line in enumerate(codes.tolist()):
         for column, code in enumerate(line):
-            block, half, eight, of_eight = (
-                column // 64,
-                column // 32 % 2,
-                column // 8 % 4,
-                column % 8,
-            )
+            block, half, eight, of_eight = (column // 64, column // 32 % 2, column // 8 % 4,
+                                            column % 8)  # fmt: skip
             words[row // 4, block * 64 + row % 4 * 16 + half * 8 + of_eight] |= code << 4 * eight
     return torch.from_numpy(words.view(np.int16))
 
