@@ -19,14 +19,6 @@ def test_passes_are_numbered_from_the_plans_first_one(first):
     assert all(w.extras is extras and w.put is None for w in passes)
 
 
-def test_progress_is_passed_on_and_may_be_missing():
-    plan, moved = random_plan(windows=4), []
-    for progress in (moved.append, None):
-        (work,) = Work.passes(plan, SCHEDULE, progress=progress)
-        work.progress(2.5)
-    assert moved == [2.5]
-
-
 def test_spans_and_tokens_are_those_of_its_windows_alone():
     plan = random_plan(windows=23)
     work = Work.passes(plan, SCHEDULE)[1]

@@ -160,19 +160,20 @@ def test_two_tensors_for_one_of_an_experts(tmp_path):
         make_engine(packed)
 
 
-def test_experts_that_are_named_and_stored_dense(tmp_path):
-    packed, dense = make_pair(tmp_path, "qwen3_moe")
-    name = f"{EXPERTS}.up_proj"
+@pytest.mark.parametrize("module", [f"{EXPERTS}.up_proj", "model.layers.0.mlp.up_proj"])
+def test_a_module_that_is_named_and_stored_dense(module, tmp_path):
+    name = "qwen3_moe" if module.startswith(EXPERTS) else "llama"
+    packed, dense = make_pair(tmp_path, name)
 
     def unpack(tensors):
         for suffix in ("scales", "biases"):
-            del tensors[f"{name}.{suffix}"]
-        tensors[f"{name}.weight"] = load_file(dense / "model.safetensors")[f"{name}.weight"]
+            del tensors[f"{module}.{suffix}"]
+        tensors[f"{module}.weight"] = load_file(dense / "model.safetensors")[f"{module}.weight"]
 
     edit_tensors(packed, unpack)
     make_engine(packed)
-    edit_config(packed, quantization={"group_size": 32, "bits": 4, name: {"bits": 4}})
-    with pytest.raises(CheckpointError, match=rf"{name} is stored dense"):
+    edit_config(packed, quantization={"group_size": 32, "bits": 4, module: {"bits": 4}})
+    with pytest.raises(CheckpointError, match=rf"{module} is stored dense"):
         make_engine(packed)
 
 
@@ -188,20 +189,4 @@ def test_latent_heads_are_refused(tmp_path):
 
     edit_tensors(packed, cut)
     with pytest.raises(UnsupportedFormat, match=rf"{name}\.unembed_out: .* of 3 dimensions"):
-        make_engine(packed)
-
-
-def test_a_module_that_is_named_and_stored_dense(tmp_path):
-    packed, dense = make_pair(tmp_path, "llama")
-    name = "model.layers.0.mlp.up_proj"
-
-    def unpack(tensors):
-        for suffix in ("scales", "biases"):
-            del tensors[f"{name}.{suffix}"]
-        tensors[f"{name}.weight"] = load_file(dense / "model.safetensors")[f"{name}.weight"]
-
-    edit_tensors(packed, unpack)
-    make_engine(packed)
-    edit_config(packed, quantization={"group_size": 32, "bits": 4, name: {"bits": 4}})
-    with pytest.raises(CheckpointError, match=rf"{name} is stored dense"):
         make_engine(packed)

@@ -29,14 +29,6 @@ def test_equals_the_dense_one_to_the_bit(name, algorithm, tmp_path):
     assert theirs.logprob.std() > 0.5
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
-def test_its_own_file_alone_says_the_same(algorithm, tmp_path):
-    packed, dense = make_pair(tmp_path, "llama", algorithm, alone=True)
-    plan = random_plan()
-    ours = score(make_engine(packed, dtype="bfloat16", arithmetic="weights"), plan)
-    assert np.array_equal(ours.logprob, score(make_engine(dense, dtype="bfloat16"), plan).logprob)
-
-
 def factors(folder, columns: int, pattern: str) -> dict[str, torch.Tensor]:
     """Adds factors of powers of two to the linears that `pattern` finds: exact in any dtype."""
     drawn = torch.Generator().manual_seed(columns)

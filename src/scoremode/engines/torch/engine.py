@@ -38,7 +38,7 @@ from scoremode.engines.torch.passes.microbatch import (
     may_pad,
     score_states,
 )
-from scoremode.engines.torch.passes.prefix_schedule import RowMemory, Rows, is_of_requests
+from scoremode.engines.torch.passes.prefix_schedule import RowMemory, Rows
 from scoremode.engines.torch.passes.proofs import FirstPass
 from scoremode.head.project import HeadLogits
 from scoremode.lib import fallback
@@ -110,7 +110,7 @@ class TorchEngine:
         if plan.conversation is None:
             return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)
         apart = self._apart(plan)
-        if not is_of_requests(plan):
+        if not plan.protocol.is_of_requests:
             return apart
         make_current(self.device.torch)
         try:
@@ -234,7 +234,7 @@ class TorchEngine:
     def _takes(self, work: Work) -> bool:
         """Tells whether the work's micro-batches may go through this model as they are: those of
         another's schedule may hold rows of trees, or windows that are filled up."""
-        holds = is_of_requests(work.plan) and self._rows.holds(work)
+        holds = work.plan.protocol.is_of_requests and self._rows.holds(work)
         if work.schedule.row_tokens is not None:
             return holds
         if may_pad(self.parts.skeleton.config, self.parts.arithmetic.windows):

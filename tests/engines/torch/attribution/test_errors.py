@@ -69,15 +69,6 @@ def test_an_output_that_is_known_is_not_computed_again():
     assert found == pytest.approx(0.25 * math.sqrt(24) / norm, rel=1e-5)
 
 
-def test_without_the_model_s_own_states_nothing_is_kept_for_them():
-    base, model = Layer(0), Layer(1)
-    errors = LayerErrors(["one", ""], accumulate=False)
-    with torch.no_grad(), errors.beside_base(base, model, {}):
-        base(torch.ones(3, 8))
-    assert errors.local["one"].to_json()["relative_error"] > 0
-    assert not errors.accumulated and not errors._outputs
-
-
 def test_decibels_and_what_has_none():
     error = Error(4.0, 0.04)
     found = error.to_json()

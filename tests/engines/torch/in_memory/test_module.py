@@ -9,17 +9,6 @@ from scoremode.engines.torch.in_memory import LiveModule
 from scoremode.errors import UnsupportedModel
 
 
-def test_states_are_what_the_head_is_given(demo):
-    module = library_model(demo / "model", torch.float32)
-    live, ids = LiveModule(module), torch.arange(12).view(2, 6) + 5
-    with live.still():
-        states = live.states(ids)
-        logits = live.logits(ids)
-    assert states.shape == (2, 6, module.config.hidden_size)
-    torch.testing.assert_close(states @ module.lm_head.weight.T, logits)
-    assert live.dtype == torch.float32 and live.device.type == "cpu"
-
-
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [

@@ -237,21 +237,6 @@ def test_other_schemes_are_refused(change, tmp_path):
         make_engine(folder, kv_cache="as-declared")
 
 
-def test_a_compressed_cache_is_refused(tmp_path):
-    folder = checkpoint(tmp_path / "model", DYNAMIC, "deepseek_v3")
-    with pytest.raises(UnsupportedModel, match="compressed state"):
-        make_engine(folder, kv_cache="as-declared")
-
-
-@pytest.mark.parametrize("kind", ["bloom", "gpt_neox"])
-def test_a_cache_of_another_name_is_refused_at_once(kind, tmp_path):
-    folder = checkpoint(tmp_path / "model", DYNAMIC, kind)
-    with pytest.raises(
-        UnsupportedModel, match="its layers take no cache or past_key_values: --kv-"
-    ):
-        make_engine(folder, kv_cache="as-declared")
-
-
 def test_a_layer_that_uses_no_cache_is_refused():
     cache = LayerCache("cache", None, Windows())
     with pytest.raises(

@@ -328,17 +328,6 @@ def test_llm_int8s_windows_are_apart(dtype):
     assert torch.allclose(shared.view(-1, 24), rows, rtol=1e-2, atol=1e-3)
 
 
-def test_llm_int8s_linears_share_an_inputs_codes(monkeypatch):
-    case = LLM_INT8["f32-19x64x24-from6"]
-    first, second = llm_int8(case, 6.0), llm_int8(case, 6.0)
-    second._windows = first._windows
-    quantized = counting([first, second], monkeypatch)
-    assert torch.equal(first(case["x"], None), second(case["x"], None))
-    assert len(quantized) == 1
-    first.unload()
-    assert first._stored == {}
-
-
 def test_llm_int8s_tokens_have_to_tell_their_windows():
     case = LLM_INT8["f32-19x64x24-from6"]
     linear = torch.nn.Linear(64, 24)
@@ -434,6 +423,8 @@ def test_only_plain_linears_are_replaced(tmp_path):
     for module in (torch.nn.Embedding(3, 4), Own(64, 24)):
         with pytest.raises(UnsupportedModel, match=r"x\.y is a (Embedding|Own)"):
             quantize_forward(module, "x.y", matmul)
+        with pytest.raises(UnsupportedModel, match=r"^m is a \w+, and the checkpoint has factors"):
+            multiply_input(module, "m", InputFactor())
     linear = torch.nn.Linear(64, 24)
     quantize_forward(linear, "x.y", matmul)
     x = inputs(5, 64)
@@ -457,13 +448,3 @@ def test_factors_multiply_an_input_in_its_own_dtype(dtype):
     factor.unload()
     with pytest.raises(AssertionError, match="without its input's factors"):
         linear(x)
-
-
-def test_only_plain_linears_inputs_are_multiplied():
-    class Own(torch.nn.Linear):
-        def forward(self, input):
-            return super().forward(input) + 1
-
-    for module in (Own(4, 4), torch.nn.Embedding(4, 4)):
-        with pytest.raises(UnsupportedModel, match=r"^m is a \w+, and the checkpoint has factors"):
-            multiply_input(module, "m", InputFactor())

@@ -7,7 +7,6 @@ waits for it; with one, on the real thing too.
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from scoremode.engines.torch.memory import feeder as feeders
 from scoremode.engines.torch.memory.feeder import Feeder, Mapped
 from scoremode.errors import CheckpointError
 from scoremode.lib import prefetch
-from scoremode.lib.prefetch import Prefetcher
 
 PLACES = ["device", "host", "disk"]
 CUDA = pytest.param(
@@ -194,14 +192,6 @@ def test_an_entry_of_the_first_axis_and_what_is_in_no_layer(place, consume):
     consumer.check()
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_another_layers_end_is_a_mistake(place, consume):
-    feeder = consume(place).feeder
-    feeder.begin(0)
-    with pytest.raises(AssertionError, match="layer 1 ends, and 0 is at work"):
-        feeder.end(1)
-
-
 def reads(checkpoint, monkeypatch) -> list[int]:
     """Bytes of each request to the files from now on."""
     asked, preadv = [], os.preadv
@@ -297,22 +287,6 @@ def test_close_ends_all_threads_and_files(place, checkpoint, device, monkeypatch
     assert threads() - before
     feeder.close()
     assert threads() == before and sorted(closed) == sorted(opened) and len(opened) == 2
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_close_does_not_wait_for_layers_that_nobody_has_begun(
-    place, checkpoint, device, monkeypatch
-):
-    loaded, send = [], Prefetcher._send
-
-    def slow(self, size, *given):
-        loaded.append(size)
-        time.sleep(0.4)
-        return send(self, size, *given)
-
-    monkeypatch.setattr(Prefetcher, "_send", slow)
-    make(checkpoint, device, place).close()
-    assert len(loaded) <= 2
 
 
 def test_placement_is_named_for_the_record(consume):

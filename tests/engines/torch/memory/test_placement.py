@@ -23,10 +23,6 @@ def test_a_place_for_a_gpu_is_refused_on_a_cpu(place, demo):
         make_engine(demo / "model", place=place)
 
 
-def test_a_cpu_reads_the_mapped_files(demo):
-    assert make_engine(demo / "model").describe()["placement"] == "memory-mapped files"
-
-
 def counted(folder: Path, monkeypatch, **more) -> Memory:
     """What a GPU's memory is counted on for a model."""
     monkeypatch.setattr(placement, "Feeder", lambda *_: None)

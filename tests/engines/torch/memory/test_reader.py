@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from scoremode.checkpoint import bulk_io
-from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.engines.torch.memory.feeder import Block, Reader
 from scoremode.errors import CheckpointError
@@ -104,25 +102,6 @@ def test_a_read_that_brings_less_than_asked_is_gone_on_with(infos, reader, monke
     assert np.array_equal(memory.numpy(), image(block, 0))
 
 
-def test_a_checkpoints_tensors_of_every_dtype(tmp_path, reader):
-    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.bool]
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        f"t{i}": torch.randint(0, 2, (i + 1, 37), generator=generator).to(dtype)
-        for i, dtype in enumerate(dtypes)
-    }
-    tensors["scalar"] = torch.tensor(2.5)
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    checkpoint = open_checkpoint(str(tmp_path))
-    block = Block.of(list(checkpoint.tensors.values()))
-    memory = torch.empty(block.bytes, dtype=torch.uint8)
-    reader.fill(memory, block, 0)
-    for name, (at, info) in block.tensors.items():
-        tensor = memory[at : at + info.bytes].view(tensors[name].dtype).view(info.shape)
-        assert torch.equal(tensor, tensors[name]), name
-
-
 def test_a_file_that_became_shorter_names_file_and_tensor(infos, reader):
     block = Block.of(infos)
     last = max((i for i in infos if i.file.name == "a.bin"), key=lambda i: i.begin)
@@ -130,14 +109,6 @@ def test_a_file_that_became_shorter_names_file_and_tensor(infos, reader):
     with pytest.raises(CheckpointError) as error:
         reader.fill(torch.empty(block.bytes, dtype=torch.uint8), block, 0)
     assert str(error.value) == f"{last.file}: tensor {last.name}: the file has become shorter"
-
-
-def test_a_file_that_is_gone_is_named(infos, reader):
-    block = Block.of(infos)
-    infos[0].file.unlink()
-    with pytest.raises(CheckpointError, match="No such file") as error:
-        reader.fill(torch.empty(block.bytes, dtype=torch.uint8), block, 0)
-    assert str(infos[0].file) in str(error.value)
 
 
 def test_a_disks_error_names_the_file(infos, reader, monkeypatch):
@@ -149,19 +120,6 @@ def test_a_disks_error_names_the_file(infos, reader, monkeypatch):
     with pytest.raises(CheckpointError, match="Input/output error") as error:
         reader.fill(torch.empty(block.bytes, dtype=torch.uint8), block, 0)
     assert str(infos[0].file) in str(error.value)
-
-
-def test_files_are_opened_once_and_closed(infos, monkeypatch):
-    opened, closed = [], []
-    open_, close = os.open, os.close
-    monkeypatch.setattr(os, "open", lambda f, *a: opened.append(open_(f, *a)) or opened[-1])
-    monkeypatch.setattr(os, "close", lambda fd: closed.append(fd) or close(fd))
-    reader, block = Reader(), Block.of(infos)
-    for _ in range(2):
-        reader.fill(torch.empty(block.bytes, dtype=torch.uint8), block, 0)
-    assert len(opened) == 2 and not closed
-    reader.close()
-    assert sorted(closed) == sorted(opened)
 
 
 def test_what_is_read_is_the_file_that_was_opened(tmp_path, reader):

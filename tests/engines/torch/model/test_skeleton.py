@@ -128,7 +128,6 @@ def test_layers_are_told_by_their_full_names_and_have_left_the_model():
     assert made.layer_names == ["layers.0", "layers.1", "layers.2"]
     names = ["layers.2.factor", "layers.17.x", "layers.x", "head.weight", "other.layers.1.x"]
     assert [made.layer_of(name) for name in names] == [2, 17, None, None, None]
-    assert [name for name, _ in made.parameters_outside_layers()] == ["embed.weight", "head.weight"]
     assert sorted(made.tensor_names()) == sorted(
         ["embed.weight", "head.weight", "tables.table", *(f"{n}.factor" for n in made.layer_names)]
     )

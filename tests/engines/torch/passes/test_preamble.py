@@ -72,8 +72,3 @@ def test_one_tensor_that_all_layers_get_is_compared_once(monkeypatch):
     mask, known = ones(4, 4), ones(4, 4)
     merged = merge_calls([call(mask=mask)] * 30, [call(mask=known)] * 30)
     assert all(c.kwargs["mask"] is known for c in merged) and len(compared) == 1
-
-
-def test_places_of_the_states_are_kept():
-    calls = [call(ones(1), at=at) for at in (0, "hidden_states")]
-    assert [c.at for c in merge_calls(calls, calls)] == [0, "hidden_states"]

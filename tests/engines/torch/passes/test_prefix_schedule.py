@@ -2,14 +2,12 @@
 
 import pytest
 from support.engine import make_engine, score
-from support.models import VOCAB, make_checkpoint, random_plan
+from support.models import VOCAB, make_checkpoint
 from support.request_plans import plan_of, shared_plan
 
 from scoremode.engines.torch.model.layer_recorder import NotSeparable
-from scoremode.engines.torch.passes import prefix_schedule as memory_rows
 from scoremode.engines.torch.passes import prefix_schedule as module
 from scoremode.engines.torch.passes.execution import run_whole
-from scoremode.engines.torch.passes.prefix_schedule import is_of_requests
 from scoremode.text.task_requests import TokenRequest
 
 
@@ -25,10 +23,6 @@ def said(engine, plan) -> str:
     words = engine.describe()["prefixes"]
     assert (schedule.row_tokens is None) == words.startswith("apart: ")
     return words
-
-
-def test_only_requests_may_share():
-    assert is_of_requests(shared_plan(VOCAB)) and not is_of_requests(random_plan())
 
 
 def test_what_is_scored_by_itself_goes_apart(llama):
@@ -88,7 +82,7 @@ def test_a_stored_schedule_decides_how_a_run_goes_on(llama, monkeypatch):
     engine, plan = make_engine(llama, dtype="float32"), shared_plan(VOCAB)
     before = engine.schedule(plan)
     wanted = score(engine, plan, before).logprob.tolist()
-    monkeypatch.setattr(memory_rows, "_LENGTHS", (64,))
+    monkeypatch.setattr(module, "_LENGTHS", (64,))
     again = make_engine(llama, dtype="float32")
     assert score(again, plan, before).logprob.tolist() == wanted
     assert again.describe()["prefixes"] == "shared in rows of 512 tokens"

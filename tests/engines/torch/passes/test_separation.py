@@ -12,21 +12,16 @@ from scoremode.engines.torch.passes.execution import prove_separable
 
 
 class Made:
-    """A skeleton of two layers; each flag has it use what it should not."""
+    """A skeleton of two layers; each flag has it do what it should not."""
 
-    def __init__(self, *, skips=False, supervised=False, flat=False, embeds=False, breaks=False):
+    def __init__(self, *, flat=False, embeds=False, breaks=False):
         self.device, self.embeds_at_end = torch.device("cpu"), True
-        self._made = SimpleNamespace(
-            skips=skips, supervised=supervised, flat=flat, embeds=embeds, breaks=breaks
-        )
+        self._made = SimpleNamespace(flat=flat, embeds=embeds, breaks=breaks)
 
     def record(self, ids: torch.Tensor, *, perturb: bool = False) -> Recorded:
         embedded = ids[..., None].float().expand(*ids.shape, 3)
         given: dict[str, Any] = {"mask": [embedded * 2], "other": None}
-        later = dict(given)
-        if self._made.skips:
-            later["skip"] = (embedded + perturb,)
-        return Recorded(embedded, [Call((None,), given, 0), Call((None,), later, 0)])
+        return Recorded(embedded, [Call((None,), given, 0), Call((None,), given, 0)])
 
     def finish(self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb=False) -> torch.Tensor:
         final = hidden * 0.5
@@ -34,8 +29,6 @@ class Made:
             raise RuntimeError("another shape")
         if self.embeds_at_end and self._made.embeds:
             final = final + ids[..., None]
-        if self._made.supervised:
-            final = final + perturb
         return final.flatten(0, 1) if self._made.flat else final
 
 
@@ -45,17 +38,9 @@ def prove(**made: bool) -> Made:
     return skeleton
 
 
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("skips", "use the output of other layers than the one before"),
-        ("supervised", "uses the output of other layers than the last"),
-        ("flat", "what its head gets is not one row a token"),
-    ],
-)
-def test_a_use_of_what_other_layers_return_is_found(flag, reason):
-    with pytest.raises(NotSeparable, match=reason):
-        prove(**{flag: True})
+def test_a_head_that_gets_no_rows_of_tokens_is_found():
+    with pytest.raises(NotSeparable, match="what its head gets is not one row a token"):
+        prove(flat=True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Ranks: what they say to each other, and what a failure becomes."""
 
 import io
+import json
 import socket
 import time
 from functools import partial
@@ -12,12 +13,33 @@ from engines.torch.ranks.far_ranks import far_place
 from engines.torch.ranks.joined import join, together
 from torch.distributed import HashStore
 
-from scoremode.engines.base import OutOfMemory
+from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.ranks import messages
 from scoremode.engines.torch.ranks.lifeline import Lifelines, Peer
-from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.engines.torch.ranks.messages import (
+    End,
+    LookFor,
+    Ranks,
+    ScorePasses,
+    ScoreVariant,
+    command_of,
+    json_of,
+)
 from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.context import agree
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ScorePasses(Schedule(12, 3), 2, keeps=True, windows=24),
+        ScoreVariant(1),
+        LookFor("/shared/ref/.seen", "0f"),
+        End(),
+    ],
+)
+def test_a_command_is_the_same_where_it_arrives(command):
+    assert command_of(json.loads(json.dumps(json_of(command)))) == command
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])

@@ -38,17 +38,3 @@ def test_sources_of_a_conversion_come_in_order_and_are_complete():
         CheckpointError, match=r"no tensor experts\.3\.up_proj\.weight for expert 3"
     ):
         made.in_order(pattern, 4)
-
-
-def test_a_models_own_names_are_found_by_the_checkpoints(tmp_path):
-    names = make_engine(make_checkpoint(tmp_path, "mixtral")).parts.weights._names
-    experts = "model.layers.1.block_sparse_moe.experts"
-    assert names.stored("model.norm.weight") == "model.norm.weight"
-    assert names.stored("model.layers.1.mlp.experts.gate_up_proj") is None
-    made = names.conversion("model.layers.1.mlp.experts.gate_up_proj")
-    assert made is not None and len(made.sources) == 2
-    first = next(iter(made.sources))
-    assert made.in_order(first, 6) == [f"{experts}.{e}.w1.weight" for e in range(6)]
-    assert names.renamed(f"{experts}.0.w2.weight") == "model.layers.1.mlp.experts.down_proj"
-    assert names.renamed("nobody.knows.it") == "nobody.knows.it"
-    assert names.language_model() is None

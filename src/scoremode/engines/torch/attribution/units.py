@@ -84,9 +84,11 @@ class Unit:
         return Place(-1, part) in self.places
 
     def to_json(self) -> dict[str, Any]:
+        layers = {place.layer for place in self.places}
+        is_in_one = len(layers) == 1 and layers != {-1}
         return {
             "name": self.name,
-            "layer": next(iter({p.layer for p in self.places})) if self._is_in_one else None,
+            "layer": next(iter(layers)) if is_in_one else None,
             "modules": len(self.modules),
             "formats": {"base": list(self.base_formats), "model": list(self.formats)},
             "parameters": self.parameters,
@@ -94,11 +96,6 @@ class Unit:
             "base_bytes": self.base_bytes,
             "bits_per_weight": 8 * self.bytes / self.parameters,
         }
-
-    @property
-    def _is_in_one(self) -> bool:
-        layers = {place.layer for place in self.places}
-        return len(layers) == 1 and layers != {-1}
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def _modules(engine: TorchEngine) -> Iterator[_Module]:
                 by_path[binding.role.rpartition(".")[0]].append(binding)
         for experts in weights.experts[number]:
             path = next(p for p, m in layer.named_modules() if m is experts.module)
-            by_path[path] += (b for e in range(len(experts.down)) for b in experts.bindings(e))
+            by_path[path] += experts.bindings()
         order = {path: place for place, (path, _) in enumerate(layer.named_modules())}
         for path in sorted(by_path, key=order.__getitem__):
             name = f"{skeleton.layer_names[number]}.{path}"

@@ -95,7 +95,7 @@ def _of_layer(
     if quantized:
         # Codes, and float32 sums of the widest product.
         norm += (size + 4) * max(queries, width)
-        gated += (size + 4) * _inner(config, width)
+        gated += (size + 4) * inner_width(config, width)
     if getattr(config, "model_type", None) == "llama4_text":
         # The library gives each expert a copy of all tokens: inputs, outputs and weighted outputs.
         gated += 4 * size * width * config.num_local_experts
@@ -141,7 +141,7 @@ def _attended(
 
 def _gated(config: Any, width: int, *, fused: bool) -> int:
     """Entries of a token in the second half of a layer, its result among them."""
-    inner = _inner(config, width)
+    inner = inner_width(config, width)
     # Gates and ups, and their product where no kernel makes it in place.
     entries = (2 if fused else 3) * inner + width
     if (experts := getattr(config, "num_experts_per_tok", None)) is not None:
@@ -176,7 +176,7 @@ def _head_width(config: Any, width: int, heads: int) -> int:
     return getattr(config, "head_dim", None) or width // heads
 
 
-def _inner(config: Any, width: int) -> int:
+def inner_width(config: Any, width: int) -> int:
     """Entries that a token has between the linears of a gated product, of all its experts."""
     inner = max(_sizes(getattr(config, "intermediate_size", None) or 4 * width))
     if (experts := getattr(config, "moe_intermediate_size", None)) is not None:

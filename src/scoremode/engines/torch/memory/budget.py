@@ -6,7 +6,7 @@ the high side; the measured peak is in the record.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.memory.activations import Activations, activations
+from scoremode.engines.torch.memory.activations import Activations, activations, inner_width
 from scoremode.engines.torch.memory.feeder import Block, Feeder, Feeds, Mapped, Place
 from scoremode.engines.torch.model.attention import has_narrow_values, may_attend_apart
 from scoremode.engines.torch.model.skeleton import Skeleton
@@ -262,11 +262,7 @@ def choose_place(
 def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: bool) -> int:
     """Bytes of a decoder layer's intermediates for each token of a micro-batch, on the high side."""
     width = config.hidden_size
-    inner = max(_sizes(getattr(config, "intermediate_size", None) or 4 * width))
-    if (experts := getattr(config, "moe_intermediate_size", None)) is not None:
-        chosen = getattr(config, "num_experts_per_tok", None) or 1
-        inner = max(inner, max(_sizes(experts)) * max(_sizes(chosen)))
-    size = dtype.itemsize
+    inner, size = inner_width(config, width), dtype.itemsize
     # Hidden states, residual, queries, keys, values and their rotated copies; gate, up and product;
     # a norm in float32.
     total = size * (8 * width + 3 * inner) + 4 * 2 * width
@@ -297,10 +293,6 @@ def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
 def out_of_memory(error: torch.cuda.OutOfMemoryError) -> OutOfMemory:
     """Ours, in one line, of the device's."""
     return OutOfMemory(words_of(error, 200, named=False))
-
-
-def _sizes(value: Any) -> Iterable[int]:
-    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def place(

@@ -19,6 +19,7 @@ tokens, and rounds them.
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -66,8 +67,7 @@ def may_attend_apart(model: Any, attention: str) -> bool:
     the flash kernels that the library runs it with, which take no other mask. Some don't all the same:
     Phi-3.5-MoE and Qwen2-MoE have a sliding mask and don't tell their attention, and OLMoE tells it
     of a window that its mask knows nothing of."""
-    known = getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
-    if attention != "sdpa" or not known:
+    if attention != "sdpa" or not _runs_by_flash(model):
         return False
     source = inspect.getsource(sys.modules[type(model).__module__])
     return not slides(model.config) or (_MASKED in source and _TOLD.search(source) is not None)
@@ -97,13 +97,8 @@ def attend_apart(model: Any, instead: str | None = None) -> None:
     `instead`."""
     if instead is not None:
         model.set_attn_implementation(instead)
-        return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import flash_attention_mask
-
-    AttentionInterface.register(_REGISTERED, attend)
-    AttentionMaskInterface.register(_REGISTERED, flash_attention_mask)
-    model.set_attn_implementation(_REGISTERED)
+    else:
+        _attend_by(model, _REGISTERED, attend)
 
 
 def attend(
@@ -163,24 +158,32 @@ def choose_sinks(model: Any, dtype: torch.dtype, device: torch.device) -> bool:
     It may where all of its attention has sinks and the library runs it with flash kernels, and so
     without any mask but causal and sliding ones; and where the kernel runs on this GPU.
     """
-    known = getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
-    if device.type != "cuda" or dtype not in _DTYPES or not known or not _has_sinks(model):
+    if device.type != "cuda" or dtype not in _DTYPES or not _runs_by_flash(model):
+        return False
+    attentions = [m for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
+    sinks = [getattr(m, "sinks", None) for m in attentions]
+    if not sinks or not all(isinstance(sink, nn.Parameter) for sink in sinks):
         return False
     width = getattr(model.config.get_text_config(), "head_dim", None)
     if not _runs(width or _ANY_WIDTH, dtype, device):
         return False
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import flash_attention_mask
-
-    AttentionInterface.register(_WITH_SINKS, attend_with_sinks)
-    AttentionMaskInterface.register(_WITH_SINKS, flash_attention_mask)
-    model.set_attn_implementation(_WITH_SINKS)
+    _attend_by(model, _WITH_SINKS, attend_with_sinks)
     return True
 
 
-def _has_sinks(model: nn.Module) -> bool:
-    found = [m for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
-    return bool(found) and all(isinstance(getattr(m, "sinks", None), nn.Parameter) for m in found)
+def _runs_by_flash(model: Any) -> bool:
+    """Tells whether the library runs a model with flash kernels."""
+    return getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
+
+
+def _attend_by(model: Any, name: str, function: Callable[..., Any]) -> None:
+    """Has a model attend by a `function` that takes no masks, which the library knows by its name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import flash_attention_mask
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, flash_attention_mask)
+    model.set_attn_implementation(name)
 
 
 def _runs(width: int, dtype: torch.dtype, device: torch.device) -> bool:

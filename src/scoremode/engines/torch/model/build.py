@@ -11,7 +11,7 @@ called is not believed: something lies in their place that ends the run if they 
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -48,25 +48,20 @@ def build_skeleton(
     *,
     attention: str | None = None,
     trust_remote_code: bool,
+    is_there: bool = True,
 ) -> Skeleton:
     """The skeleton of a checkpoint's architecture, computing in `dtype` on `device`.
 
-    `attention`: the one way to compute it, None for the best that the model can be computed with.
+    - `attention`: the one way to compute it, None for the best that the model can be computed with.
+    - `is_there`: whether the checkpoint has tensors, and not a config alone.
 
     Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
     whose decoder layers can't be told, and CheckpointError for one with more layers than tensors.
     """
-    check_layers(checkpoint)
+    if is_there:
+        check_layers(checkpoint)
     with telling(checkpoint, "built"):
         return _build_skeleton(checkpoint, dtype, device, attention, trust_remote_code)
-
-
-def skeleton_of_config(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
-    """`build_skeleton` of a checkpoint that need not have tensors. Raises UnsupportedModel."""
-    with telling(checkpoint, "built"):
-        return _build_skeleton(
-            checkpoint, dtype, torch.device("cpu"), attention=None, trust_remote_code=False
-        )
 
 
 def _build_skeleton(
@@ -172,16 +167,12 @@ class _NothingDrawn(TorchFunctionMode):
             tensor = args[0] if args else kwargs.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
-        if func in (torch.zeros, torch.empty) and _is_large(args):
+        # Sizes of a parameter of experts: no buffer has so many values.
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
+        is_three = len(sizes) == 3 and all(isinstance(size, int) for size in sizes)
+        if func in (torch.zeros, torch.empty) and is_three and math.prod(sizes) >= 1 << 28:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
-
-
-def _is_large(sizes: tuple[Any, ...]) -> bool:
-    """Tells whether these are sizes of a parameter of experts: no buffer has so many values."""
-    numbers = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
-    is_three = len(numbers) == 3 and all(isinstance(size, int) for size in numbers)
-    return is_three and math.prod(numbers) >= 1 << 28
 
 
 def find_layers(model: Any, count: int | None) -> str:
@@ -191,6 +182,8 @@ def find_layers(model: Any, count: int | None) -> str:
     images may have as many. Or else that of decoder layers by the library's mark for them, of which
     LongCat-Flash has half as many as it says, since it counts both attentions of each.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     embedding = model.get_input_embeddings()
     table = next((name for name, m in model.named_modules() if m is embedding), "")
     lists = {
@@ -199,19 +192,14 @@ def find_layers(model: Any, count: int | None) -> str:
         if isinstance(module, nn.ModuleList) and len(module)
     }
     named = _nearest([name for name in lists if len(lists[name]) == count], table)
-    marked = _nearest([name for name in lists if _are_layers(lists[name])], table)
+    layers = [n for n in lists if all(isinstance(m, GradientCheckpointingLayer) for m in lists[n])]
+    marked = _nearest(layers, table)
     found = named if len(named) == 1 else marked
     if len(found) != 1:
         raise UnsupportedModel(
             f"{type(model).__name__}: {len(named)} candidates for its list of {count} decoder layers"
         )
     return found[0]
-
-
-def _are_layers(modules: Iterable[nn.Module]) -> bool:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return all(isinstance(module, GradientCheckpointingLayer) for module in modules)
 
 
 def _nearest(names: list[str], table: str) -> list[str]:
@@ -241,11 +229,15 @@ class _LeftOut(Placeholder):
 def leave_out_encoders(model: Any, layers_name: str) -> None:
     """Takes everything out of a model that is not on the way from ids to logits.
 
-    What stays is the module that has the decoder layers and the input embedding, and the head.
+    What stays is the smallest module that has the decoder layers and the input embedding, and the
+    head.
     """
-    language = _language_model(model, layers_name)
-    kept = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
-    path = language.split(".") if language else []
+    embedding, path = model.get_input_embeddings(), layers_name.split(".")
+    while path:
+        path.pop()
+        if any(module is embedding for module in model.get_submodule(".".join(path)).modules()):
+            break
+    kept = {id(model.get_output_embeddings()), id(embedding)}
     for depth in range(len(path)):
         parent = model.get_submodule(".".join(path[:depth]))
         for name, child in list(parent.named_children()):
@@ -253,14 +245,3 @@ def leave_out_encoders(model: Any, layers_name: str) -> None:
             if not on_the_way and next(child.parameters(), None) is not None:
                 full_name = ".".join([*path[:depth], name])
                 setattr(parent, name, _LeftOut(type(model).__name__, full_name, child))
-
-
-def _language_model(model: Any, layers_name: str) -> str:
-    """The name of the smallest module that has both the decoder layers and the input embedding."""
-    embedding = model.get_input_embeddings()
-    name = layers_name
-    while name:
-        name = name.rpartition(".")[0]
-        if any(module is embedding for module in model.get_submodule(name).modules()):
-            break
-    return name

@@ -13,7 +13,7 @@ from torch import nn
 from scoremode.checkpoint.config import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.model.architecture import telling
-from scoremode.engines.torch.model.build import skeleton_of_config
+from scoremode.engines.torch.model.build import build_skeleton
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import has_gate
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
@@ -48,7 +48,10 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> PromisedCheckpoint:
         resolve(checkpoint)
     if library is not None and (quantization := checkpoint.quantization):
         promise = library(checkpoint, quantization).promise
-    skeleton = skeleton_of_config(checkpoint, _dtype(checkpoint))
+    # bfloat16, as nearly all are published, where the config says none.
+    dtype = _DTYPES.get(dtype_of(checkpoint.config) or "", torch.bfloat16)
+    cpu = torch.device("cpu")
+    skeleton = build_skeleton(checkpoint, dtype, cpu, trust_remote_code=False, is_there=False)
     experts = [m for layer in skeleton.layers for m in layer.modules() if _are_stacked(m)]
     transposed = any(getattr(module, "is_transposed", True) for module in experts)
     parameters, weight_names, head = _parameters(skeleton)
@@ -83,11 +86,6 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> PromisedCheckpoint:
         for name, tensor in weights.items()
     )
     return promised(checkpoint, dense, linears, promise)
-
-
-def _dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype that the config says; bfloat16, as nearly all are published, where it says none."""
-    return _DTYPES.get(dtype_of(checkpoint.config) or "", torch.bfloat16)
 
 
 def _parameters(skeleton: Skeleton) -> tuple[Tensors, set[str], str]:

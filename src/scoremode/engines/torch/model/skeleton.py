@@ -92,10 +92,6 @@ class Skeleton:
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
 
-    def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters of everything but the layers, tied ones under each of their names."""
-        yield from self.model.named_parameters(remove_duplicate=False)
-
     def tensor_names(self) -> Iterator[str]:
         """Full names of all parameters and buffers, those of the layers included."""
         roots = [("", self.model)]

@@ -56,7 +56,9 @@ class Chunks:
         skeleton = self._skeleton
         if tokens is not None and not self._is_wrapped:
             self._is_wrapped = True
-            self._wrap()
+            roots = [skeleton.model, *skeleton.layers]
+            for module in _parts(roots, {skeleton.head, skeleton.embedding}):
+                module.forward = self._chunked(module, module.forward)
         config, wanted = skeleton.config, tokens is not None
         is_apart = slides(config) or has_narrow_values(config, skeleton.device)
         if is_apart and may_attend_apart(skeleton.model, skeleton.attention):
@@ -68,11 +70,6 @@ class Chunks:
         """The classes that ran in chunks, and how attention did where not as in whole windows."""
         names = {type(module).__name__ for module, apart in self._apart.items() if apart}
         return sorted(names) + ([APART] if self._attends_apart else [])
-
-    def _wrap(self) -> None:
-        roots = [self._skeleton.model, *self._skeleton.layers]
-        for module in _parts(roots, {self._skeleton.head, self._skeleton.embedding}):
-            module.forward = self._chunked(module, module.forward)
 
     def _chunked(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -111,9 +108,7 @@ class Chunks:
 def whole_modules(skeleton: Skeleton, weights: WeightMap) -> frozenset[nn.Module]:
     """The modules with a linear that quantizes its input by a scale or by columns of a whole window."""
     bindings = [b for layer in weights.layers for b in layer]
-    for layer in weights.experts:
-        for experts in layer:
-            bindings += [b for e in range(len(experts.down)) for b in experts.bindings(e)]
+    bindings += [b for layer in weights.experts for experts in layer for b in experts.bindings()]
     spanning = {b.module for b in bindings if b.matmul is not None and b.matmul.inputs.spans_window}
     roots = [skeleton.model, *skeleton.layers]
     modules = (m for root in roots for m in root.modules())

@@ -113,6 +113,9 @@ def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
     """
     merged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
     def merge(value: Any, other: Any) -> Any:
         if isinstance(value, torch.Tensor) and not isinstance(value, Unread):
             # Most layers get the very same tensor; each is compared once, which on a GPU is a wait.
@@ -121,8 +124,8 @@ def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
                 # `value` itself is known where these calls are the first ones.
                 is_other = isinstance(other, torch.Tensor) and other is not value
                 candidates = [other, *kept] if is_other else kept
-                same = next((c for c in candidates if c is value or _same(c, value)), value)
-                merged[id(value)] = (value, same)
+                known_one = (c for c in candidates if c is value or same(c, value))
+                merged[id(value)] = (value, next(known_one, value))
             return merged[id(value)][1]
         if isinstance(value, tuple):
             others = other if isinstance(other, tuple) and len(other) == len(value) else value
@@ -139,10 +142,6 @@ def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
     ]
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-
-
 def prove_separable(skeleton: Skeleton) -> None:
     """Raises NotSeparable, saying what does not hold; learns what the final norm can do without."""
     # Unlike each other, and states unlike the embedding's: Inkling 2 mixes both behind its layers,
@@ -153,7 +152,7 @@ def prove_separable(skeleton: Skeleton) -> None:
     hidden = drawn.to(recorded.embedded)
     perturbed = skeleton.record(ids, perturb=True)
     for call, other in zip(recorded.calls, perturbed.calls, strict=True):
-        ours, theirs = (list(_tensors((c.args, c.kwargs))) for c in (call, other))
+        ours, theirs = ([t for _, t in tensors_in((c.args, c.kwargs))] for c in (call, other))
         if len(ours) != len(theirs) or not all(map(_equal, ours, theirs)):
             raise NotSeparable("its layers use the output of other layers than the one before")
     final = skeleton.finish(ids, hidden)
@@ -172,17 +171,20 @@ def prove_separable(skeleton: Skeleton) -> None:
         skeleton.embeds_at_end = not _equal(final, without)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(
+    value: Any, at: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """The tensors of a layer's arguments, each with the way to it."""
     if isinstance(value, Unread):
         return
     if isinstance(value, torch.Tensor):
-        yield value
+        yield at, value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
+        for key, item in value.items():
+            yield from tensors_in(item, (*at, key))
     elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
+        for place, item in enumerate(value):
+            yield from tensors_in(item, (*at, place))
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

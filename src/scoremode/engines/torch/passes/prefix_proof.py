@@ -11,7 +11,7 @@ less than rounding may move it. So what layers are given beside the states is lo
 layer that keeps a mask of places takes no rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from scoremode.engines.torch.model.layer_recorder import Call, NotSeparable, Unread
+from scoremode.engines.torch.model.layer_recorder import Call, NotSeparable
 from scoremode.engines.torch.model.prefix_tree import ATTENTIONS, ForestIds, Ids
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Recorded, Skeleton
-from scoremode.engines.torch.passes.execution import Layers
-from scoremode.engines.torch.passes.microbatch import Inputs
+from scoremode.engines.torch.passes.execution import Layers, tensors_in
+from scoremode.engines.torch.passes.microbatch import Inputs, median_change
 from scoremode.errors import UnsupportedModel, words_of
-from scoremode.text.batching import Forest, lay
+from scoremode.text.batching import lay
 
 # Kinds of layers whose masks say all that a token sees.
 _KINDS = {"full_attention", "sliding_attention"}
 # By whether it is float32 that nothing rounds: how far a state may move, as a part of its length, and
-# of what the layer adds to it where only other windows' tokens changed, in a row of the same shape.
 _ROUNDING = {True: 1e-3, False: 0.1}
 _LEAK = {True: 1e-4, False: 0.02}
 # The same of an embedding, to which nothing but a projection adds up.
@@ -64,7 +63,9 @@ def why_apart(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
         # MPT's layers cut what they are given by places; the library gives it whatever is set.
         return "its attention is by alibi"
     for index, layer in enumerate(skeleton.layers):
-        if any(map(_is_mask, layer.buffers())):
+        # A mask of places [1, 1, n, n] (GPT-Neo's window, OpenAI GPT's) sees no branches, and ends.
+        masks = (b for b in layer.buffers() if b.dim() == 4 and b.shape[:2] == (1, 1))
+        if any(mask.shape[2] == mask.shape[3] > 1 for mask in masks):
             return f"its layer {index} has a mask of places of its own"
     try:
         return _tried(skeleton, layers, exact=exact)
@@ -85,7 +86,8 @@ def _tried(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
     forest = lay(windows, _ROW)
     places = torch.from_numpy(forest.places(at)).to(device)
     row = int(forest.row[at])
-    laid = _ids_of(forest, device)
+    columns = (forest.ids, forest.depth, forest.end)
+    laid = ForestIds(*(torch.from_numpy(c.astype(np.int64)).to(device) for c in columns))
     mine = torch.zeros_like(laid.ids, dtype=torch.bool)
     mine[row, places] = True
     changed = ForestIds(
@@ -130,14 +132,6 @@ def leak_of(
     return None
 
 
-def _is_mask(buffer: torch.Tensor) -> bool:
-    """Tells whether a layer's buffer is a mask [1, 1, n, n] of places (GPT-Neo's window, OpenAI GPT's),
-    which sees no branches, and has an end."""
-    return (
-        buffer.dim() == 4 and buffer.shape[:2] == (1, 1) and buffer.shape[2] == buffer.shape[3] > 1
-    )
-
-
 def _gives_alike(
     laid: Call, alone: Call, shape: torch.Size, row: int, places: torch.Tensor
 ) -> bool:
@@ -146,8 +140,8 @@ def _gives_alike(
 
     What only one of both is given is let be: a window alone may need no mask.
     """
-    others = dict(_tensors((alone.args, alone.kwargs)))
-    for at, tensor in _tensors((laid.args, laid.kwargs)):
+    others = dict(tensors_in((alone.args, alone.kwargs)))
+    for at, tensor in tensors_in((laid.args, laid.kwargs)):
         other = others.get(at)
         if other is None:
             continue
@@ -187,22 +181,6 @@ def _of_window(
         else:
             return None
     return tensor
-
-
-def _tensors(
-    value: Any, at: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """The tensors of a layer's arguments, each with the way to it."""
-    if isinstance(value, Unread):
-        return
-    if isinstance(value, torch.Tensor):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, (*at, key))
-    elif isinstance(value, (tuple, list)):
-        for place, item in enumerate(value):
-            yield from _tensors(item, (*at, place))
 
 
 def _run(recorded: Recorded, index: int, layer: nn.Module, layers: Layers) -> torch.Tensor:
@@ -253,11 +231,6 @@ def _said(named: tuple[str, nn.Module]) -> tuple[Any, ...]:
     return name, type(module), tuple(settings)
 
 
-def _ids_of(forest: Forest, device: torch.device) -> ForestIds:
-    columns = (forest.ids, forest.depth, forest.end)
-    return ForestIds(*(torch.from_numpy(c.astype(np.int64)).to(device) for c in columns))
-
-
 @dataclass(frozen=True)
 class SharedWindow:
     """A window of a pass that other windows' tokens lie before: the micro-batch, its place there, and
@@ -301,10 +274,8 @@ def prove_shared(name: str, alone: torch.Tensor, shared: torch.Tensor, *, exact:
 
     `exact`: in float32, and without quantized inputs. Raises UnsupportedModel.
     """
-    one, other = alone.float().flatten(1), shared.float().flatten(1)
-    # By the median feature, as for tokens after a state.
-    change = (one - other).norm(dim=0) / one.norm(dim=0).clamp_min(1e-30)
-    if not float(change.median()) <= _ROUNDING[exact]:
+    change = median_change(alone.flatten(1), shared.flatten(1))
+    if not change <= _ROUNDING[exact]:
         raise UnsupportedModel(
             f"{name}: a window's states change with the windows that it shares its beginning with: "
             "--batch-size 1 scores each by itself"

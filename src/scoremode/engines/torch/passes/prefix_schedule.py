@@ -131,11 +131,6 @@ def _work(plan: Plan, schedule: Schedule, row: int) -> float:
     return tokens * (1 + row / _EVEN)
 
 
-def is_of_requests(plan: Plan) -> bool:
-    """Tells whether a plan's windows are a task's requests: those of other texts never share."""
-    return plan.protocol.is_of_requests
-
-
 class Rows:
     """Rows of trees for one model's windows, or the reason why there are none.
 
@@ -187,31 +182,28 @@ class Rows:
     def why_apart(self) -> str | None:
         """Returns why no windows of this model may share; None where they may."""
         if self._tried is None:
-            self._tried = (self._why(),)
+            way = self._way()
+            if not isinstance(way, LayerByLayer):
+                why = way.described
+            elif self._windows.are_spanned:
+                why = "a scale, or columns of outliers, span a window"
+            elif not may_pad(self._skeleton.config, self._windows):
+                why = "its rotations depend on how long a window is"
+            else:
+                why = why_apart(self._skeleton, self._layers, exact=self.exact)
+            self._tried = (why,)
         return self._tried[0]
-
-    def _why(self) -> str | None:
-        way = self._way()
-        if not isinstance(way, LayerByLayer):
-            return way.described
-        if self._windows.are_spanned:
-            return "a scale, or columns of outliers, span a window"
-        if not may_pad(self._skeleton.config, self._windows):
-            return "its rotations depend on how long a window is"
-        return why_apart(self._skeleton, self._layers, exact=self.exact)
 
     def _decided(self, plan: Plan, apart: Schedule) -> Schedule | str:
         if self._known is None or self._known[0] is not plan:
-            self._known = plan, self._decide(plan, apart)
+            longest = int(plan.lengths.max())
+            if self._batch_windows == 1:
+                found = "--batch-size 1"
+            elif is_long(longest):
+                found = f"windows of {longest} tokens may go in chunks"
+            else:
+                rows = choose_rows(plan, apart, self._memory, self._batch_windows)
+                too_little = "they have too little in common"
+                found = too_little if rows is None else self.why_apart() or rows
+            self._known = plan, found
         return self._known[1]
-
-    def _decide(self, plan: Plan, apart: Schedule) -> Schedule | str:
-        longest = int(plan.lengths.max())
-        if self._batch_windows == 1:
-            return "--batch-size 1"
-        if is_long(longest):
-            return f"windows of {longest} tokens may go in chunks"
-        found = choose_rows(plan, apart, self._memory, self._batch_windows)
-        if found is None:
-            return "they have too little in common"
-        return self.why_apart() or found

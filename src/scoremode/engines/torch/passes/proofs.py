@@ -15,7 +15,12 @@ from torch import nn
 from scoremode.engines.base import Work
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.passes.execution import Way
-from scoremode.engines.torch.passes.microbatch import Inputs, most_filled, prove_filled
+from scoremode.engines.torch.passes.microbatch import (
+    Inputs,
+    median_change,
+    most_filled,
+    prove_filled,
+)
 from scoremode.engines.torch.passes.prefix_proof import most_shared, prove_shared
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
@@ -91,13 +96,9 @@ def prove(skeleton: Skeleton, way: Way, head: Head, ids: torch.Tensor, out: Any)
 def prove_causal(name: str, hidden: torch.Tensor) -> None:
     """Checks that states [2, n, D] of `probe_ids` are alike before the place where the two rows part.
     Raises UnsupportedModel."""
-    one, other = hidden[:, : hidden.shape[1] // 2].float()
-    if one.numel() == 0:
-        return
-    # By the median feature: a few features of most models are so large that they would hide any
-    # change. Two rows of one batch differ by rounding at most; a token ahead moves everything.
-    change = (one - other).norm(dim=0) / one.norm(dim=0).clamp_min(1e-30)
-    if change.median() > 0.05:
+    one, other = hidden[:, : hidden.shape[1] // 2]
+    # Two rows of one batch differ by rounding at most; a token ahead moves everything.
+    if one.numel() and median_change(one, other) > 0.05:
         raise UnsupportedModel(
             f"{name}: a state changes with tokens after it: the model sees what it should predict"
         )

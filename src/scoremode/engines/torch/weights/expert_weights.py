@@ -57,9 +57,10 @@ class ExpertWeights:
     down: list[ExpertLinear]
     interleaved: bool
 
-    def bindings(self, expert: int) -> list[Binding]:
-        """All of one expert's."""
-        linears = [*self.first[expert], self.down[expert]]
+    def bindings(self, expert: int | None = None) -> list[Binding]:
+        """The bindings of one expert, or of all."""
+        experts = range(len(self.down)) if expert is None else [expert]
+        linears = [linear for e in experts for linear in (*self.first[e], self.down[e])]
         return [b for linear in linears for b in (linear.weight, linear.bias) if b is not None]
 
     def parameters(self) -> list[nn.Parameter]:

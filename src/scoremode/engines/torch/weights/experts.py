@@ -46,7 +46,9 @@ def choose_experts(model: nn.Module) -> None:
 
     def forward(module: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         # Parameters that had to be converted whole are there whole: the library's own function.
-        return getattr(module, _ATTRIBUTE, grouped)(module, *args, **kwargs)
+        run = getattr(module, _ATTRIBUTE, grouped)
+        assert run is not None, "a layer runs whose experts are not in the Slot"
+        return run(module, *args, **kwargs)
 
     ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, forward)
     for module in model.modules():
@@ -75,7 +77,9 @@ def _adopt(experts: Any) -> None:
         chosen = torch.arange(count, device=states.device).repeat_interleave(len(states) // count)
         chosen.masked_fill_(~states.any(-1), count)
         weights = states.new_ones(len(states), 1)
-        return getattr(experts, _ATTRIBUTE)(experts, states, chosen.unsqueeze(1), weights)
+        run = getattr(experts, _ATTRIBUTE)
+        assert run is not None, "a layer runs whose experts are not in the Slot"
+        return run(experts, states, chosen.unsqueeze(1), weights)
 
     experts._apply_gate, experts.forward = apply_gate, forward
 
@@ -157,7 +161,7 @@ class _Module:
     def __init__(self, weights: ExpertWeights, slot: Slot, places: int):
         self._weights, self._slot = weights, slot
         self.count = len(weights.down)
-        bindings = (b for e in range(self.count) for b in weights.bindings(e))
+        bindings = weights.bindings()
         parts = [part for b in bindings for part in (b.matmul, b.factor)]
         self._loaded = [part for part in parts if part is not None]
         self._staying = self.count if places >= self.count else places - 1
@@ -173,7 +177,7 @@ class _Module:
         self._decoded = []
         for part in self._loaded:
             part.unload()
-        setattr(self._weights.module, _ATTRIBUTE, _not_filled)
+        setattr(self._weights.module, _ATTRIBUTE, None)
 
     def _expert(self, index: int) -> _Expert:
         """The expert's first parts and its `down`, valid until the next expert that doesn't stay."""
@@ -272,7 +276,12 @@ class _Module:
 def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
     """The module's own gate or activation on the first linears' outputs [n, O]."""
     if (gate := getattr(module, GATE, None)) is not None:
-        gated, up = parts if len(parts) == 2 else _halves(parts[0], module.is_concatenated)
+        if len(parts) == 2:
+            gated, up = parts
+        elif module.is_concatenated:
+            gated, up = parts[0].chunk(2, dim=-1)
+        else:
+            gated, up = parts[0][..., ::2], parts[0][..., 1::2]
         if (acted := gate(gated, up)) is not None:
             return acted
     if len(parts) == 1:
@@ -301,14 +310,6 @@ def _summed(
     return sums if attempt("experts' sums", outputs.device, run) else None
 
 
-def _halves(whole: torch.Tensor, concatenated: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gates and ups [n, I] of [n, 2I]."""
-    if concatenated:
-        gated, up = whole.chunk(2, dim=-1)
-        return gated, up
-    return whole[..., ::2], whole[..., 1::2]
-
-
 def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
     """Memory that all of a module's experts take decoded."""
     return len(weights.down) * _bytes_of_expert(weights, slot)
@@ -317,7 +318,3 @@ def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
 def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
     experts = range(len(weights.down))
     return max(sum(map(slot.bytes_of, weights.bindings(e))) for e in experts)
-
-
-def _not_filled(*args: Any) -> torch.Tensor:
-    raise AssertionError("a layer runs whose experts are not in the Slot")

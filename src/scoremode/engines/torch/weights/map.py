@@ -83,7 +83,7 @@ class WeightMap:
             )
         self.outside = {
             name: self._binding(skeleton.model, name, name, parameter)
-            for name, parameter in skeleton.parameters_outside_layers()
+            for name, parameter in skeleton.model.named_parameters(remove_duplicate=False)
         }
         self.buffers = list(self._stored_buffers())
         self.unused = find_unused(checkpoint, skeleton, schemes, self._names, self._used)
@@ -98,9 +98,7 @@ class WeightMap:
         """The checkpoint's tensors that each decoder layer is made of."""
         result = []
         for bindings, experts in zip(self.layers, self.experts, strict=True):
-            every = list(bindings)
-            for weights in experts:
-                every += (b for e in range(len(weights.down)) for b in weights.bindings(e))
+            every = [*bindings, *(b for weights in experts for b in weights.bindings())]
             result.append(self._tensor_names(every))
         return result
 

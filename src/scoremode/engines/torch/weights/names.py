@@ -19,7 +19,7 @@ import torch
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.kv_cache.layer_caches import CACHE_TENSORS
 from scoremode.engines.torch.model.skeleton import Skeleton
-from scoremode.engines.torch.weights.slot import Source
+from scoremode.engines.torch.weights.slot import Source, decoded
 from scoremode.errors import CheckpointError, UnsupportedModel, words_of
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import Schemes
@@ -79,7 +79,8 @@ class Names:
         self._conversions: dict[str, Conversion] = {}
         self._renamed: dict[str, str] = {}
         # Sorted as the library does it, since a rule may wait for a name that comes first.
-        names = sorted(_logical_names(checkpoint, schemes))
+        plain = [name for name in checkpoint.tensors if not _is_packed(name, schemes)]
+        names = sorted([*plain, *map(schemes.parameter_of, schemes.quantized)])
         self._map({name: name for name in names})
         if self.stored(skeleton.embedding_name) is None:
             prefixes = _prefixes(skeleton, names)
@@ -165,14 +166,6 @@ class Names:
         return self._conversions.get(name)
 
 
-def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
-    for name in checkpoint.tensors:
-        module, suffix = schemes.split(name)
-        if module not in schemes.quantized or suffix == "bias":
-            yield name
-    yield from map(schemes.parameter_of, schemes.quantized)
-
-
 def _experts_apart(skeleton: Skeleton) -> Iterable[str]:
     """Names of the linears that experts are stored as, all of a kind as one or each by itself, where
     the library has no rule for them. Only of names that it knows does it change a prefix."""
@@ -235,9 +228,16 @@ def find_unused(
     within = language or (base if skeleton.text_alone is None else None)
     unused = []
     for name in checkpoint.tensors:
-        if name in used or _is_of_used_module(name, schemes, used):
+        if name in used:
             continue
-        if _adds_nothing(name, schemes, checkpoint):
+        module, _ = schemes.split(name)
+        if _is_packed(name, schemes):
+            # The Scheme of a quantized module in use knows all of its tensors.
+            source = Source(schemes.home_of(module), schemes.quantized[module])
+            if not used.isdisjoint(source.tensor_names().values()):
+                continue
+        elif module in schemes.quantized and not checkpoint.read(name).any():
+            # AutoGPTQ gives all quantized linears a bias, of zeros.
             continue
         unused.append(name)
         parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
@@ -255,22 +255,10 @@ def find_unused(
     return unused
 
 
-def _is_of_used_module(name: str, schemes: Schemes, used: Set[str]) -> bool:
-    """Tells whether the tensor belongs to a quantized module in use, whose Scheme knows all of its
-    tensors."""
+def _is_packed(name: str, schemes: Schemes) -> bool:
+    """Tells whether a tensor is part of a quantized module, and not its bias."""
     module, suffix = schemes.split(name)
-    if module not in schemes.quantized or suffix == "bias":
-        return False
-    source = Source(schemes.home_of(module), schemes.quantized[module])
-    return not used.isdisjoint(source.tensor_names().values())
-
-
-def _adds_nothing(name: str, schemes: Schemes, checkpoint: Checkpoint) -> bool:
-    """Tells whether it is a quantized linear's bias of zeros, as AutoGPTQ gives one to all."""
-    module, suffix = schemes.split(name)
-    if suffix != "bias" or module not in schemes.quantized:
-        return False
-    return not checkpoint.read(name).any()
+    return module in schemes.quantized and suffix != "bias"
 
 
 class Converted:
@@ -304,14 +292,11 @@ class Converted:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        decoded: dict[str, list[torch.Tensor]] = {pattern: [] for pattern in self._sources}
+        values: dict[str, list[torch.Tensor]] = {pattern: [] for pattern in self._sources}
         for pattern, i, source in self._all():
-            role, shape = f"source {pattern} {i}", tuple(source.scheme.shape)
-            dense = scratch.get(role, shape, out.dtype, out.device)
-            packed = {s: tensors[name] for s, name in source.tensor_names().items()}
-            source.scheme.decode(packed, dense, scratch)
-            decoded[pattern].append(dense)
-        out.copy_(self._convert(decoded))
+            dense = decoded(source, f"source {pattern} {i}", tensors, out, scratch)
+            values[pattern].append(dense)
+        out.copy_(self._convert(values))
 
     @property
     def parts(self) -> list[Source]:

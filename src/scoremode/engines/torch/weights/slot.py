@@ -42,8 +42,25 @@ class Source:
         """Suffix, as a linear alone has it → checkpoint name, of the static scales of its input."""
         return {s: self._full(name) for s, name in input_tensors(self.scheme).items()}
 
+    def own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Suffix → tensor, of its own among `tensors` by their full names."""
+        return {suffix: tensors[name] for suffix, name in self.tensor_names().items()}
+
     def _full(self, suffix: str) -> str:
         return f"{self.module}.{suffix}" if self.module else suffix
+
+
+def decoded(
+    source: Source,
+    role: str,
+    tensors: Mapping[str, torch.Tensor],
+    like: torch.Tensor,
+    scratch: Scratch,
+) -> torch.Tensor:
+    """A source's weight of its `tensors`, by full names, in scratch memory and the dtype of `like`."""
+    dense = scratch.get(role, tuple(source.scheme.shape), like.dtype, like.device)
+    source.scheme.decode(source.own(tensors), dense, scratch)
+    return dense
 
 
 @dataclass(frozen=True)
@@ -89,48 +106,50 @@ class Binding:
         return names if self.factor is None else [*names, self.factor_name()]
 
 
-class Joined:
-    """A Scheme whose outputs are those of its parts, one after the other.
-
-    Its tensors are those of its `parts`, under their full names. Inputs of parts are not quantized.
-    """
+class _Parts:
+    """A Scheme made of `parts`, whose tensors are theirs, under their full names."""
 
     inputs = None
 
     def __init__(self, parts: Sequence[Source]):
-        assert not any(part.scheme.inputs for part in parts)
         self.parts = tuple(parts)
         self.label = " + ".join(sorted({part.scheme.label for part in parts}))
         self.tensors = tuple(name for part in parts for name in part.tensor_names().values())
-        rows = sum(part.scheme.shape[0] for part in parts)
-        self.shape = (rows, *parts[0].scheme.shape[1:])
+        self.shape = self._shape()
 
     def __str__(self) -> str:
         return " and ".join(part.module for part in self.parts)
+
+    def _shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+
+class Joined(_Parts):
+    """A Scheme whose outputs are those of its parts, one after the other, inputs not quantized."""
+
+    def _shape(self) -> tuple[int, ...]:
+        assert not any(part.scheme.inputs for part in self.parts)
+        rows = sum(part.scheme.shape[0] for part in self.parts)
+        return rows, *self.parts[0].scheme.shape[1:]
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         begin = 0
         for part in self.parts:
-            own = {suffix: tensors[name] for suffix, name in part.tensor_names().items()}
             end = begin + part.scheme.shape[0]
-            part.scheme.decode(own, out[begin:end], scratch)
+            part.scheme.decode(part.own(tensors), out[begin:end], scratch)
             begin = end
 
 
-class Heads:
+class Heads(_Parts):
     """A Scheme whose outputs are, head by head, those of a transposed part and then those of another.
 
-    Its tensors are those of the parts, under their full names. Raises CheckpointError where the parts
-    are no such two.
+    Raises CheckpointError where the parts are no such two.
     """
 
-    inputs = None
-
-    def __init__(self, parts: Sequence[Source]):
-        self._keys, self._values = parts
-        shapes = [tuple(part.scheme.shape) for part in parts]
+    def _shape(self) -> tuple[int, ...]:
+        shapes = [tuple(part.scheme.shape) for part in self.parts]
         if any(len(shape) != 3 for shape in shapes):
             raise CheckpointError(f"{self} are not stored head by head")
         (heads, inputs, keys), (others, values, width) = shapes
@@ -138,36 +157,18 @@ class Heads:
             raise CheckpointError(
                 f"{self}, of shapes {list(shapes[0])} and {list(shapes[1])}, don't fit each other"
             )
-        self.label = " + ".join(sorted({part.scheme.label for part in parts}))
-        self.tensors = tuple(name for part in parts for name in part.tensor_names().values())
-        self.shape = (heads * (keys + values), inputs)
-
-    def __str__(self) -> str:
-        return f"{self._keys.module} and {self._values.module}"
+        return heads * (keys + values), inputs
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         keys, values = (
-            self._decoded(part, f"heads' {role}", tensors, out, scratch)
-            for part, role in ((self._keys, "keys"), (self._values, "values"))
+            decoded(part, f"heads' {role}", tensors, out, scratch)
+            for part, role in zip(self.parts, ("keys", "values"), strict=True)
         )
         by_head = out.view(len(keys), -1, out.shape[1])
         by_head[:, : keys.shape[2]].copy_(keys.transpose(1, 2))
         by_head[:, keys.shape[2] :].copy_(values)
-
-    @staticmethod
-    def _decoded(
-        part: Source,
-        role: str,
-        tensors: Mapping[str, torch.Tensor],
-        like: torch.Tensor,
-        scratch: Scratch,
-    ) -> torch.Tensor:
-        dense = scratch.get(role, tuple(part.scheme.shape), like.dtype, like.device)
-        own = {suffix: tensors[name] for suffix, name in part.tensor_names().items()}
-        part.scheme.decode(own, dense, scratch)
-        return dense
 
 
 class Slot:
