@@ -16,7 +16,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.passes.microbatch import Launched
+from scoremode.engines.torch.passes.microbatch import PendingScores
 from scoremode.errors import EngineError
 from scoremode.reference import writer as keeper
 from scoremode.reference.writer import Keeper
@@ -310,13 +310,13 @@ def test_a_queued_pass_is_fetched_when_the_next_one_is(request_, engine, monkeyp
     plan, schedule = planned(request_).plan, Schedule(PASS, BATCH)
     whole = list(engine.score(plan, schedule))
     order: list[str] = []
-    launch, scores = TorchEngine._launch, Launched.scores
+    launch, scores = TorchEngine._launch, PendingScores.scores
     monkeypatch.setattr(
         TorchEngine,
         "_launch",
         lambda s, work: order.append("launch") or launch(s, work),
     )
-    monkeypatch.setattr(Launched, "scores", lambda s: order.append("fetch") or scores(s))
+    monkeypatch.setattr(PendingScores, "scores", lambda s: order.append("fetch") or scores(s))
     monkeypatch.setattr(engine, "device", Queued(engine.device))
     parts = list(engine.score(plan, schedule, 1))
     count = len(whole) - 1

@@ -130,7 +130,7 @@ def _inspected(
     """`inspect` of a checkpoint; `problem`: why it has no tensors."""
     from scoremode.checkpoint.config import positions_of
     from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
-    from scoremode.engines.torch.builder import why_not
+    from scoremode.engines.torch.builder import refusal_of
     from scoremode.engines.torch.device import choose_dtype
     from scoremode.engines.torch.model.architecture import find_architecture, no_model_type
     from scoremode.errors import ScoremodeError, UnsupportedModel
@@ -171,7 +171,7 @@ def _inspected(
         tokenizer_problem = str(error)
     reason = "; ".join(r["reason"] for r in refusals[:1])
     if builds and not reason:
-        reason = why_not(checkpoint, device)
+        reason = refusal_of(checkpoint, device)
     architectures = checkpoint.config.get("architectures")
     return {
         "source": checkpoint.source,

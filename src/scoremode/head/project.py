@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -91,6 +91,16 @@ class Head:
         if self.softcap is not None:
             product.div_(self.softcap).tanh_().mul_(self.softcap)
         return product
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's `head` section."""
+        return {
+            "vocabulary": self.vocabulary,
+            "width": len(self.weight),
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "logits": "float32",
+        }
 
 
 class Logits(Protocol):

@@ -12,7 +12,7 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
-from scoremode.engines.torch.options import LiveOptions, TorchOptions
+from scoremode.engines.torch.options import InMemoryOptions, TorchOptions
 from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.request import Request, Swap
 
@@ -54,7 +54,7 @@ def _swap(words: str) -> Swap:
 def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
     """The checkpoint, or mixture, of a request whose names are resolved. Raises ScoremodeError, also
     where its engine doesn't read such files."""
-    if isinstance(request.options, LiveOptions):
+    if isinstance(request.options, InMemoryOptions):
         return request.options.checkpoint
     code = request.options.trust_remote_code
     checkpoint = opened(request.model, request.swaps, code=code, notify=notify)
@@ -186,7 +186,7 @@ class InMemory:
         assert isinstance(asked.options, TorchOptions)
         if asked.noise_floor is not None:
             raise UsageError("noise_floor: runs a base from its files, and takes a model's folder")
-        return replace(asked, options=LiveOptions(self._checkpoint, asked.options))
+        return replace(asked, options=InMemoryOptions(self._checkpoint, asked.options))
 
 
 @contextmanager

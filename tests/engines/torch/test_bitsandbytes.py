@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine import make_engine, score
+from support.engine import check_equal, make_engine, score
 from support.families.bitsandbytes import config, make_pair
 from support.families.llm_int8 import one_window
 from support.models import edit_config, edit_tensors, library_logprobs, library_model, random_plan
@@ -24,12 +24,7 @@ from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedMode
 )
 def test_equals_the_dense_one_to_the_bit(name, kind, double, tmp_path):
     packed, dense = make_pair(tmp_path, name, kind, double)
-    plan = random_plan()
-    for dtype in ("float32", "bfloat16"):
-        ours = score(make_engine(packed, dtype=dtype, arithmetic="weights"), plan)
-        theirs = score(make_engine(dense, dtype=dtype), plan)
-        assert np.array_equal(ours.logprob, theirs.logprob)
-        assert theirs.logprob.std() > 0.5
+    check_equal(packed, dense, "float32", "bfloat16")
 
 
 def int8_pair(folder, name: str, threshold: float, head: bool = False):

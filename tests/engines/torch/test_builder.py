@@ -6,7 +6,7 @@ from support.models import edit_config, edit_tensors, make_checkpoint, random_pl
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch import builder
-from scoremode.engines.torch.builder import why_not
+from scoremode.engines.torch.builder import refusal_of
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.memory.feeder import Mapped
 from scoremode.engines.torch.options import TorchOptions
@@ -52,11 +52,11 @@ def test_what_would_be_refused_is_said_without_a_weight_in_the_engines_words(
     folder, device = make_checkpoint(tmp_path / "m", "llama"), choose_device("cpu", None, None)
     with monkeypatch.context() as patch:
         patch.setattr(builder, "Slot", None)
-        assert why_not(open_checkpoint(str(folder)), device) is None
+        assert refusal_of(open_checkpoint(str(folder)), device) is None
     damage(folder)
     with pytest.raises(ScoremodeError) as error:
         make_engine(folder)
-    assert why_not(open_checkpoint(str(folder)), device) == str(error.value)
+    assert refusal_of(open_checkpoint(str(folder)), device) == str(error.value)
 
 
 def test_weights_are_placed_with_the_longest_window_in_mind(tmp_path, monkeypatch):

@@ -113,13 +113,13 @@ def test_states_that_are_not_one_a_target_are_not_scored(llama):
     """Beside a base as many as there are targets would be taken of them, each one place too early."""
     engine, plan = make_engine(llama), random_plan(windows=3)
     score(engine, plan)
-    finish = engine._way.finish
+    finish = engine.way.finish
 
     def late(ids: torch.Tensor, out: object) -> torch.Tensor:
         final = finish(ids, out)
         return torch.cat([final[:, :1], final], 1)
 
-    engine._way.finish = late
+    engine.way.finish = late
     with pytest.raises(AssertionError, match=r"\d+, \d+\] states for \[\d+"):
         score(engine, plan)
 

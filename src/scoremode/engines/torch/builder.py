@@ -28,7 +28,7 @@ from scoremode.engines.torch.kv_cache.layer_caches import (
 from scoremode.engines.torch.matmul.linears import Arithmetic
 from scoremode.engines.torch.memory.budget import Memory, place
 from scoremode.engines.torch.memory.feeder import Feeds
-from scoremode.engines.torch.model.architecture import telling
+from scoremode.engines.torch.model.architecture import library_errors
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.build import build_skeleton
 from scoremode.engines.torch.model.skeleton import Skeleton
@@ -212,7 +212,7 @@ def _find(table: Table, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.to(ids.device), places.to(ids.device)
 
 
-def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
+def refusal_of(checkpoint: Checkpoint, device: Device) -> str | None:
     """Returns why the engine would refuse the model before it reads a weight; None if it would not.
 
     It goes the engine's own way as far as headers lead: the library's class, and the map of all
@@ -271,7 +271,7 @@ def build_parts(
         chunks = Chunks(skeleton, whole_modules(skeleton, weights))
         layers = Layers(skeleton, weights, slot, experts, feeds, caches, clock)
         backends = attention_backends(device.torch)
-        with telling(checkpoint, "computed"), torch.no_grad(), backends:
+        with library_errors(checkpoint, "computed"), torch.no_grad(), backends:
             way = choose_way(skeleton, layers, arithmetic.windows, clock)
             head, head_input = build_head(
                 skeleton, weights, slot, arithmetic, vocabulary, way.own_logits
@@ -332,15 +332,13 @@ def is_gguf_checkpoint(checkpoint: Checkpoint) -> bool:
 
 
 def computed_dtype(checkpoint: Checkpoint, options: TorchOptions) -> torch.dtype:
-    """The dtype that a model is computed in. Raises EngineError, UsageError."""
+    """The dtype that a model is computed in: llama.cpp's where its arithmetic is.
+
+    Raises EngineError, UsageError.
+    """
     device = choose_device(options.device, options.max_memory, options.memory_share)
-    return choose_dtype(_wanted_dtype(options), checkpoint, device)
-
-
-def _wanted_dtype(options: TorchOptions) -> str:
-    """The dtype that is asked for, llama.cpp's where its arithmetic is. Raises UsageError."""
     if options.arithmetic != "llama.cpp":
-        return options.dtype
+        return choose_dtype(options.dtype, checkpoint, device)
     if options.dtype not in ("auto", "float32"):
         raise UsageError(
             f"--dtype {options.dtype}: --arithmetic llama.cpp computes in float32, as that tool does"
@@ -349,7 +347,7 @@ def _wanted_dtype(options: TorchOptions) -> str:
         raise UsageError(
             f"--kv-cache {options.kv_cache}: --arithmetic llama.cpp has that tool's cache, in float16"
         )
-    return "float32"
+    return torch.float32
 
 
 def _load_outside_layers(skeleton: Skeleton, weights: WeightMap, slot: Slot) -> None:

@@ -31,8 +31,7 @@ from scoremode.engines.torch.model.prefix_tree import Ids
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.passes.execution import Way, run_whole
 from scoremode.engines.torch.passes.microbatch import (
-    Inputs,
-    Launched,
+    PendingScores,
     fetched,
     inputs_of,
     may_pad,
@@ -54,15 +53,16 @@ _Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
 class TorchEngine:
     """A checkpoint's model, ready to score plans over one vocabulary; `build_engine` makes it.
 
-    `parts`: what it is made of, for those in this room.
+    - `parts`: what it is made of, for those in this room.
+    - `way`: through its layers, as far as is known: the first pass may show that it needs another.
+    - `is_proven`: whether a first pass has shown that the model sees no targets and has this head.
     """
 
     def __init__(self, parts: Parts):
         self.parts = parts
         self.device, self.dtype, self.head = parts.device, parts.dtype, parts.head
-        # Another one, where a layer turns out to need what it isn't given.
-        self._way = parts.way
-        self._is_proven = False
+        self.way: Way = parts.way
+        self.is_proven = False
         self._tokens = 0
         skeleton, arithmetic = parts.skeleton, parts.arithmetic
         self._row_memory = RowMemory.of(
@@ -72,7 +72,7 @@ class TorchEngine:
             skeleton,
             parts.layers,
             arithmetic.windows,
-            lambda: self._way,
+            lambda: self.way,
             self._row_memory,
             exact=parts.is_exact,
             batch_windows=parts.options.batch_windows,
@@ -85,12 +85,6 @@ class TorchEngine:
         return self.head.vocabulary
 
     @property
-    def way(self) -> Way:
-        """The way through its layers, as far as is known: the first pass may show that it needs
-        another."""
-        return self._way
-
-    @property
     def quantizes_head_input(self) -> bool:
         """True where the head is given other than the final states."""
         return self.parts.head_input is not None
@@ -99,11 +93,6 @@ class TorchEngine:
     def states_dtype(self) -> torch.dtype:
         """Dtype of `final_states`; a head's quantized inputs are multiplied out in float32."""
         return torch.float32 if self.quantizes_head_input else self.dtype
-
-    @property
-    def is_proven(self) -> bool:
-        """Tells whether a first pass has shown that the model sees no targets and has this head."""
-        return self._is_proven
 
     def schedule(self, plan: Plan) -> Schedule:
         parts = self.parts
@@ -143,7 +132,7 @@ class TorchEngine:
         begun = (self.launch(work).scores for work in passes)
         return fetched(begun, ahead=self.device.is_cuda)
 
-    def launch(self, work: Work) -> Launched:
+    def launch(self, work: Work) -> PendingScores:
         """Begins to score the work's windows; on a GPU it is queued, and not waited for. The scores are
         the same whatever other windows of the pass are with them.
 
@@ -158,7 +147,7 @@ class TorchEngine:
             columns += found[0]
             results += found[1]
             work.progress(self.head_work(part))
-        return Launched(columns, results, self.device.torch)
+        return PendingScores(columns, results, self.device.torch)
 
     def final_states(self, work: Work) -> list[torch.Tensor]:
         make_current(self.device.torch)
@@ -178,28 +167,27 @@ class TorchEngine:
         return self.parts.identity()
 
     def describe(self) -> dict[str, Any]:
-        parts = self.parts
+        parts, long = self.parts, {}
+        if self._long is not None:
+            schedule, longest = self._long
+            # The memory that was expected for long windows, and what ran in chunks.
+            estimate = parts.memory.estimate(longest, schedule)
+            long = {"estimated_bytes": estimate, "chunks": parts.chunks.describe()}
         return {
             **self.identity(),
             **({"kv_cache": parts.formats.describe()} if parts.formats is not None else {}),
             "placement": parts.feeds.placement,
             "kernels": fallback.ran(),
             "fused": parts.fused.describe(),
-            "layers": self._way.described,
+            "layers": self.way.described,
             **self._rows.describe(),
             "experts": parts.experts.describe(),
-            "head": {
-                "vocabulary": self.head.vocabulary,
-                "width": len(self.head.weight),
-                "scale": self.head.scale,
-                "softcap": self.head.softcap,
-                "logits": "float32",
-            },
+            "head": self.head.to_json(),
             "unused_tensors": parts.unused_tensors(),
             "tokens": self._tokens,
             "seconds": parts.clock.seconds(),
             "peak_bytes": self.device.peak_bytes(),
-            **self._described_long(),
+            **long,
         }
 
     def close(self) -> None:
@@ -258,14 +246,6 @@ class TorchEngine:
             longest = max(work.longest, self._long[1] if self._long else 0)
             self._long = given, longest
 
-    def _described_long(self) -> dict[str, Any]:
-        """The memory that was expected for long windows, and what ran in chunks."""
-        if self._long is None:
-            return {}
-        given, longest = self._long
-        estimate = self.parts.memory.estimate(longest, given)
-        return {"estimated_bytes": estimate, "chunks": self.parts.chunks.describe()}
-
     def _launch_or_fail(self, work: Work) -> "_Found | OutOfMemory":
         """`_launch`, or its error, without the frames that hold what the pass has allocated."""
         try:
@@ -305,22 +285,29 @@ class TorchEngine:
         batches, parts = work.batches, self.parts
         self._use_chunks(work)
         if parts.formats is not None:
-            parts.formats.calibrate(work.plan, lambda windows: self._run_alone(windows, work))
+
+            def run(windows: list[np.ndarray]) -> None:
+                """Each window of ids [T] by itself; nothing is scored, so nothing has to be proven."""
+                self._run_layers([self.sent(ids[None]) for ids in windows], [], work)
+
+            parts.formats.calibrate(work.plan, run)
         row = work.schedule.row_tokens
         # Before the layers are queued, behind which a copy would wait.
         inputs = [inputs_of(work.plan, batch, row, self.sent) for batch in batches]
-        first = None if self._is_proven else self._first_pass(work, inputs)
+        first = None
+        if not self.is_proven:
+            first = FirstPass(work, inputs, self.head.vocabulary, exact=self._rows.exact)
         ids = [each.ids for each in inputs]
         out = self._run_layers([] if first is None else first.probes, ids, work)
         if first is not None:
-            first.prove(parts.skeleton, self._way, self.head, out)
+            first.prove(parts.skeleton, self.way, self.head, out)
             check_used(parts.caches, parts.model_name)
-            self._is_proven = True
+            self.is_proven = True
         self._tokens += work.tokens
         with parts.clock.stage("head"):
             rows = []
             for each in inputs:
-                final = self._way.finish(each.ids, out.pop(0))
+                final = self.way.finish(each.ids, out.pop(0))
                 if parts.head_input is not None:
                     final = parts.head_input(final)
                 rows.append(each.chosen(final))
@@ -328,14 +315,6 @@ class TorchEngine:
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"
             return rows
-
-    def _first_pass(self, work: Work, inputs: list[Inputs]) -> FirstPass:
-        return FirstPass(work, inputs, self.head.vocabulary, exact=self._rows.exact)
-
-    def _run_alone(self, windows: list[np.ndarray], work: Work) -> None:
-        """Runs each window of ids [T] by itself through the layers, for what they note meanwhile."""
-        # Their proofs are of the first pass: nothing here is scored.
-        self._run_layers([self.sent(ids[None]) for ids in windows], [], work)
 
     def _run_layers(self, probes: list[torch.Tensor], ids: Sequence[Ids], work: Work) -> list[Any]:
         """The final states, as the way has them, of each batch of ids [B, T], those of `probes`
@@ -349,12 +328,12 @@ class TorchEngine:
             work.progress(shares[batch])
 
         try:
-            return self._way.run([*probes, *ids], len(probes), moved)
+            return self.way.run([*probes, *ids], len(probes), moved)
         except NotSeparable as reason:
             # Seen only when the layer that does it ran, so in the first pass, where all of them do.
             windows = parts.arithmetic.windows
-            self._way = run_whole(parts.skeleton, parts.layers, windows, reason)
-        return self._way.run([*probes, *ids], len(probes), lambda _: None)
+            self.way = run_whole(parts.skeleton, parts.layers, windows, reason)
+        return self.way.run([*probes, *ids], len(probes), lambda _: None)
 
     def sent(self, ids: np.ndarray) -> torch.Tensor:
         """int64 on the device, or on its way there: a GPU's queue is not waited for."""

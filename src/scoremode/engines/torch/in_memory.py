@@ -21,7 +21,7 @@ from scoremode.engines.torch.memory.budget import out_of_memory
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.layer_recorder import Reached
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS
-from scoremode.engines.torch.passes.microbatch import Launched, inputs_of, score_states
+from scoremode.engines.torch.passes.microbatch import PendingScores, inputs_of, score_states
 from scoremode.engines.torch.passes.proofs import probe_ids, prove_causal, prove_head
 from scoremode.engines.torch.weights.head import probe_head
 from scoremode.errors import UnsupportedModel, UsageError, words_of
@@ -35,7 +35,7 @@ _TOKENS = 4096
 _BATCHES = 4
 
 
-class LiveModule:
+class InMemoryModule:
     """A causal language model of transformers' in memory.
 
     Raises UnsupportedModel for one whose head is no plain linear, or that doesn't run.
@@ -122,14 +122,14 @@ class LiveModule:
             ) from error
 
 
-class LiveEngine:
+class InMemoryEngine:
     """A module in memory, ready to score plans over one vocabulary. Raises UnsupportedModel."""
 
     def __init__(
         self, checkpoint: ModuleInMemory, vocabulary: int | None, batch_windows: int | None
     ):
         self._checkpoint, self._batch_windows = checkpoint, batch_windows
-        self._live = LiveModule(checkpoint.module)
+        self._live = InMemoryModule(checkpoint.module)
         where = self._live.device
         if where.type not in ("cpu", "cuda"):
             raise UsageError(f"{checkpoint.source}: is on {where}: only CPU and CUDA are supported")
@@ -195,13 +195,7 @@ class LiveEngine:
             **self.identity(),
             "placement": "where the module is",
             "layers": "the module's own forward",
-            "head": {
-                "vocabulary": self.head.vocabulary,
-                "width": len(self.head.weight),
-                "scale": self.head.scale,
-                "softcap": self.head.softcap,
-                "logits": "float32",
-            },
+            "head": self.head.to_json(),
             "unused_tensors": [],
             "tokens": self._tokens,
             "seconds": self._clock.seconds(),
@@ -227,7 +221,7 @@ class LiveEngine:
         self._tokens += work.tokens
         # Of the layers `_states` has told.
         work.progress(work.tokens / 2)
-        return Launched(columns, results, self._device.torch).scores()
+        return PendingScores(columns, results, self._device.torch).scores()
 
     def _states(self, work: Work, batch: range) -> torch.Tensor:
         """[N, D]: the states that a micro-batch's targets are predicted from."""
@@ -235,18 +229,14 @@ class LiveEngine:
             inputs = inputs_of(work.plan, batch, None, self._sent)
             assert isinstance(inputs.ids, torch.Tensor)
             if not self._is_proven:
-                self._prove(inputs.ids)
+                # No state depends on tokens after it, and its head is the function that ours is.
+                live, probe = self._live, probe_ids(inputs.ids[0], self.head.vocabulary)
+                prove_causal(live.name, live.states(probe))
+                prove_head(live.name, live.output, self.head, lambda: live.logits(probe))
+                self._is_proven = True
             found = inputs.chosen(self._live.states(inputs.ids))
         work.progress(work.part(batch).tokens / 2)
         return found
-
-    def _prove(self, ids: torch.Tensor) -> None:
-        """Shows that no state depends on tokens after it, and that its head is the function that ours
-        is. Raises UnsupportedModel."""
-        live, probe = self._live, probe_ids(ids[0], self.head.vocabulary)
-        prove_causal(live.name, live.states(probe))
-        prove_head(live.name, live.output, self.head, lambda: live.logits(probe))
-        self._is_proven = True
 
     def _sent(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers.astype(np.int64)).to(self._device.torch)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.kv_formats import KvCache
     from scoremode.engines.torch.engine import TorchEngine
-    from scoremode.engines.torch.in_memory import LiveEngine
+    from scoremode.engines.torch.in_memory import InMemoryEngine
     from scoremode.engines.torch.matmul.linears import Mode
     from scoremode.engines.torch.memory.feeder import Place
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -124,7 +124,7 @@ class TorchOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class LiveOptions:
+class InMemoryOptions:
     """Options for `checkpoint`, a module in memory, which has its dtype and its device already.
 
     `of_base`: those of a base that runs beside, on the same device.
@@ -159,11 +159,11 @@ class LiveOptions:
         plan: Plan,
         notify: Callable[[str], None],
         ranks: "Ranks | None" = None,
-    ) -> "LiveEngine":
-        from scoremode.engines.torch.in_memory import LiveEngine
+    ) -> "InMemoryEngine":
+        from scoremode.engines.torch.in_memory import InMemoryEngine
 
         assert isinstance(checkpoint, ModuleInMemory) and ranks is None
-        return LiveEngine(checkpoint, vocabulary, self.base.batch_windows)
+        return InMemoryEngine(checkpoint, vocabulary, self.base.batch_windows)
 
     def make_base(
         self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
@@ -175,12 +175,12 @@ class LiveOptions:
         return self.base.of_base()
 
     def in_dtype_of(self, checkpoint: Checkpoint) -> Self:
-        """A base in the module's dtype, that of its head, as `LiveEngine` says it."""
+        """A base in the module's dtype, that of its head, as `InMemoryEngine` says it."""
         if self.base.dtype != "auto":
             return self
-        from scoremode.engines.torch.in_memory import LiveModule
+        from scoremode.engines.torch.in_memory import InMemoryModule
 
-        dtype: Any = str(LiveModule(self.checkpoint.module).dtype).removeprefix("torch.")
+        dtype: Any = str(InMemoryModule(self.checkpoint.module).dtype).removeprefix("torch.")
         return replace(self, base=replace(self.base, dtype=dtype))
 
     def keeping(self) -> Self:

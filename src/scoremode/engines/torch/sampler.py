@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.sampling import Asked, Reply, Sampling, reply_of
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
-from scoremode.engines.torch.model.architecture import find_architecture, telling
+from scoremode.engines.torch.model.architecture import find_architecture, library_errors
 from scoremode.errors import EngineError, UnsupportedModel
 
 
@@ -160,7 +160,7 @@ def _loaded(
     Raises UnsupportedModel.
     """
     architecture = find_architecture(checkpoint, trust_remote_code=trust_remote_code)
-    with _quiet(), telling(checkpoint, "loaded by transformers"):
+    with _quiet(), library_errors(checkpoint, "loaded by transformers"):
         model, report = architecture.auto_class.from_pretrained(
             checkpoint.path,
             dtype=dtype,

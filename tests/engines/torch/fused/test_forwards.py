@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 pytest.importorskip("triton", reason="needs Triton")
 from support.fused_cases import DEVICE, layer, random, run
 
-from scoremode.engines.torch.fused import forwards
+from scoremode.engines.torch.fused import modules
 from scoremode.engines.torch.fused.modules import fuse_modules
 
 # The interpreter's numpy warns of infinities, which some of the inputs are.
@@ -38,7 +38,7 @@ def test_a_rebound_function_keeps_all_but_one_name():
     def call(x, y=3, *, z=5):
         return scale(x) * y * z * inside
 
-    other = forwards.rebound(call, "scale", lambda x: 10 * x)
+    other = modules.rebind(call, "scale", lambda x: 10 * x)
     assert other(1) == 300
     assert call(1) == 30
 
@@ -58,12 +58,12 @@ def test_a_wrapper_is_rebound_with_what_it_wraps():
     def call(x, y=3):
         return scale(x) * y
 
-    other = forwards.rebound(call, "scale", lambda x: 10 * x)
+    other = modules.rebind(call, "scale", lambda x: 10 * x)
     assert (other(1), other(1, old=4), call(1), call(1, old=4)) == (30, 40, 3, 4)
     assert list(inspect.signature(other).parameters) == ["x", "y"]
     call.__closure__[0].cell_contents = scale
-    with pytest.raises(forwards.NotFused, match="is wrapped"):
-        forwards.rebound(call, "scale", abs)
+    with pytest.raises(modules.NotFused, match="is wrapped"):
+        modules.rebind(call, "scale", abs)
 
 
 def scale(x):

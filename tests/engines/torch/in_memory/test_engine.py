@@ -11,16 +11,16 @@ from support.models import library_model, make_checkpoint, random_plan
 from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.base import Extras
 from scoremode.engines.torch.engine import ModelReference
-from scoremode.engines.torch.in_memory import LiveEngine
+from scoremode.engines.torch.in_memory import InMemoryEngine
 from scoremode.errors import UnsupportedModel
 from scoremode.results.scores import concatenate
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
-def live(module, folder: Path, batch_windows=None) -> LiveEngine:
+def live(module, folder: Path, batch_windows=None) -> InMemoryEngine:
     folder.mkdir(exist_ok=True)
-    return LiveEngine(ModuleInMemory.of(module, folder), None, batch_windows)
+    return InMemoryEngine(ModuleInMemory.of(module, folder), None, batch_windows)
 
 
 @pytest.mark.parametrize(

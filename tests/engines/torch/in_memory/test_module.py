@@ -5,7 +5,7 @@ import torch
 from support.models import library_model
 from torch import nn
 
-from scoremode.engines.torch.in_memory import LiveModule
+from scoremode.engines.torch.in_memory import InMemoryModule
 from scoremode.errors import UnsupportedModel
 
 
@@ -22,7 +22,7 @@ def test_what_has_no_head_of_its_own_is_refused(demo, break_it, words):
     module.lm_head = nn.Linear(module.config.hidden_size, module.config.vocab_size, bias=False)
     break_it(module)
     with pytest.raises(UnsupportedModel, match=words):
-        LiveModule(module)
+        InMemoryModule(module)
 
 
 def test_a_forward_that_fails_is_named(demo):
@@ -33,4 +33,4 @@ def test_a_forward_that_fails_is_named(demo):
 
     module.model.forward = broken
     with pytest.raises(UnsupportedModel, match=r"does not run on token ids alone \(.*wants pixels"):
-        LiveModule(module).states(torch.ones(1, 2, dtype=torch.int64))
+        InMemoryModule(module).states(torch.ones(1, 2, dtype=torch.int64))

@@ -8,16 +8,16 @@ from support.models import library_model, random_plan
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.virtual import ModuleInMemory
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.in_memory import LiveEngine
-from scoremode.engines.torch.options import LiveOptions, TorchOptions
+from scoremode.engines.torch.in_memory import InMemoryEngine
+from scoremode.engines.torch.options import InMemoryOptions, TorchOptions
 
 
 def test_it_makes_itself_and_a_base_beside(demo, tmp_path):
     checkpoint = ModuleInMemory.of(library_model(demo / "model", torch.float32), tmp_path)
-    options = LiveOptions(checkpoint, TorchOptions(batch_windows=3))
+    options = InMemoryOptions(checkpoint, TorchOptions(batch_windows=3))
     plan = random_plan(24, 4, 0, 500)
     engine = options.make(checkpoint, None, plan, lambda _: None)
-    assert isinstance(engine, LiveEngine) and engine.schedule(plan).batch_windows == 3
+    assert isinstance(engine, InMemoryEngine) and engine.schedule(plan).batch_windows == 3
     base = options.make_base(open_checkpoint(str(demo / "model")), None, 24)
     assert isinstance(base, TorchEngine) and base.device.torch.type == "cpu"
     assert options.sharing(lambda _: 1) is options.keeping() is options

@@ -23,12 +23,11 @@ from support.models import (
 )
 
 from scoremode.engines.torch.kv_cache.layer_caches import (
-    LayerCache,
+    HalfCache,
     build_half_caches,
     cache_keywords,
     check_used,
 )
-from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import preset
@@ -238,9 +237,9 @@ def test_other_schemes_are_refused(change, tmp_path):
 
 
 def test_a_layer_that_uses_no_cache_is_refused():
-    cache = LayerCache("cache", None, Windows())
+    cache = HalfCache("cache")
     with pytest.raises(
-        UnsupportedModel, match="layer 0 does not use its KV cache: --kv-cache none"
+        UnsupportedModel, match="layer 0 does not use its KV cache: --arithmetic weights"
     ):
         check_used([cache], "Model")
     cache.update(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))

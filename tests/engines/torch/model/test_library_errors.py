@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.model.architecture import check_layers, telling
+from scoremode.engines.torch.model.architecture import check_layers, library_errors
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 
@@ -25,7 +25,7 @@ def checkpoint(layers: int = 2, tensors: int = 2) -> Checkpoint:
 
 
 def test_whatever_the_library_raises_is_one_line():
-    with pytest.raises(UnsupportedModel) as error, telling(checkpoint(), "built"):
+    with pytest.raises(UnsupportedModel) as error, library_errors(checkpoint(), "built"):
         raise KeyError("swishy\nactivation")
     assert str(error.value).startswith("m: can't be built from its config: KeyError")
     assert "\n" not in str(error.value) and "swishy" in str(error.value)
@@ -35,7 +35,7 @@ def test_whatever_the_library_raises_is_one_line():
     "own", [CheckpointError("ours"), torch.OutOfMemoryError("full"), KeyboardInterrupt()]
 )
 def test_what_says_more_already_stays_itself(own):
-    with pytest.raises(type(own)) as error, telling(checkpoint(), "computed"):
+    with pytest.raises(type(own)) as error, library_errors(checkpoint(), "computed"):
         raise own
     assert error.value is own
 

@@ -11,9 +11,9 @@ from torch import nn
 from scoremode.engines.torch.model import attention as sliding
 from scoremode.engines.torch.model.attention import (
     attend,
+    attends_without_masks,
     block_of,
     has_narrow_values,
-    may_attend_apart,
     slides,
 )
 
@@ -113,4 +113,4 @@ def test_values_are_narrow_for_a_cpu_alone():
 )
 def test_it_is_for_models_that_flash_kernels_are_for(name, may, tmp_path):
     skeleton = make_engine(make_checkpoint(tmp_path, name)).parts.skeleton
-    assert may_attend_apart(skeleton.model, skeleton.attention) == may
+    assert attends_without_masks(skeleton.model, skeleton.attention) == may

@@ -14,7 +14,7 @@ from torch import nn
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.model import attention as sliding
-from scoremode.engines.torch.passes.chunks import holds_each_token_apart, in_chunks
+from scoremode.engines.torch.passes.chunks import in_chunks, is_tokenwise
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"bert", "electra"})
 WHOLE, CHUNKED = Schedule(4, 1), Schedule(4, 1, 8)
@@ -118,7 +118,7 @@ def rows(length: int = 8) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", [Shifted, Counted, Scaled, Backwards, Pooled, Named])
 def test_what_looks_at_other_tokens_is_found_out(kind):
-    assert not holds_each_token_apart(kind(), rows(), 1)
+    assert not is_tokenwise(kind(), rows(), 1)
 
 
 class Experts(nn.Module):
@@ -131,11 +131,11 @@ class Experts(nn.Module):
 def test_zeros_hide_nothing():
     """Of a token that another expert takes, an expert gets zeros."""
     x = torch.zeros(32, 6)
-    assert not holds_each_token_apart(Experts(), x, 0)
-    assert not holds_each_token_apart(Scaled(), x, 0)
+    assert not is_tokenwise(Experts(), x, 0)
+    assert not is_tokenwise(Scaled(), x, 0)
     x[::8] = 1
-    assert not holds_each_token_apart(Experts(), x, 0)
-    assert holds_each_token_apart(nn.Tanh(), x, 0)
+    assert not is_tokenwise(Experts(), x, 0)
+    assert is_tokenwise(nn.Tanh(), x, 0)
 
 
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -185,7 +185,7 @@ class Routed(nn.Module):
 
 def test_a_result_may_have_several_parts():
     x = rows(21)
-    assert holds_each_token_apart(Routed(), x.narrow(1, 0, 8), 1)
+    assert is_tokenwise(Routed(), x.narrow(1, 0, 8), 1)
     out, nothing, ways = in_chunks(Routed(), x, 1, 8)
     assert nothing is None
     assert torch.equal(out, x * 2) and torch.equal(ways, x[0, :, :3])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scoremode.engines.base import OutOfMemory
-from scoremode.engines.torch.passes.microbatch import Launched, fetched, to_host
+from scoremode.engines.torch.passes.microbatch import PendingScores, fetched, to_host
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def results(begin: int, count: int) -> list:
 
 
 def test_groups_are_put_together_in_order_with_all_columns():
-    launched = Launched([columns(1, 3), columns(4, 2)], [results(1, 3), results(4, 2)], CPU)
+    launched = PendingScores([columns(1, 3), columns(4, 2)], [results(1, 3), results(4, 2)], CPU)
     scores = launched.scores()
     assert scores.position.tolist() == [1, 2, 3, 4, 5]
     assert scores.target.tolist() == [6, 7, 8, 9, 10]
@@ -57,7 +57,7 @@ def test_groups_are_put_together_in_order_with_all_columns():
 
 def test_a_group_without_results_is_an_error_not_a_shorter_pass():
     with pytest.raises(ValueError, match="shorter"):
-        Launched([columns(1, 3), columns(4, 2)], [results(1, 3)], CPU).scores()
+        PendingScores([columns(1, 3), columns(4, 2)], [results(1, 3)], CPU).scores()
 
 
 def begun(order: list[str], count: int, fails_at: int | None = None):
@@ -69,7 +69,7 @@ def begun(order: list[str], count: int, fails_at: int | None = None):
 
         def scores(i: int = i):
             order.append(f"wait {i}")
-            return Launched([columns(i, 1)], [results(i, 1)], CPU).scores()
+            return PendingScores([columns(i, 1)], [results(i, 1)], CPU).scores()
 
         yield scores
 
@@ -115,5 +115,7 @@ def test_a_gpus_scores_are_waited_for():
     torch.cuda._sleep(100_000_000)
     values += 3
     moved = to_host(Result(values))
-    launched = Launched([columns(0, 1 << 20)], [[moved, Tops(torch.zeros(1 << 20))]], values.device)
+    launched = PendingScores(
+        [columns(0, 1 << 20)], [[moved, Tops(torch.zeros(1 << 20))]], values.device
+    )
     assert (launched.scores().logprob == -3.0).all()

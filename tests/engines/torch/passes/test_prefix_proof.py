@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from scoremode.engines.torch.model.prefix_tree import ForestIds
 from scoremode.engines.torch.passes import microbatch as inputs_module
 from scoremode.engines.torch.passes.microbatch import Inputs
-from scoremode.engines.torch.passes.prefix_proof import most_shared, prove_shared, why_apart
+from scoremode.engines.torch.passes.prefix_proof import most_shared, prove_shared, sharing_obstacle
 from scoremode.errors import UnsupportedModel
 from scoremode.text.batching import lay
 
@@ -79,7 +79,7 @@ def tried(folder, dtype: str = "float32", **options) -> str | None:
     engine = make_engine(folder, dtype=dtype, **options)
     with torch.no_grad():
         parts = engine.parts
-        return why_apart(parts.skeleton, parts.layers, exact=parts.is_exact)
+        return sharing_obstacle(parts.skeleton, parts.layers, exact=parts.is_exact)
 
 
 def test_a_layer_that_sees_its_neighbour_in_the_row_is_found(llama, monkeypatch):
@@ -212,7 +212,7 @@ def test_what_layers_are_given_by_places_is_found(llama, monkeypatch):
 def test_attention_without_a_mask_shares_nothing(llama):
     engine = make_engine(llama)
     engine.parts.skeleton.attention = "flash"
-    found = why_apart(engine.parts.skeleton, engine.parts.layers, exact=True)
+    found = sharing_obstacle(engine.parts.skeleton, engine.parts.layers, exact=True)
     assert found == "flash attention takes no mask"
 
 

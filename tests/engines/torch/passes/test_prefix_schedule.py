@@ -63,14 +63,14 @@ def test_a_model_that_runs_window_by_window_goes_apart(llama):
     engine = make_engine(llama)
     parts = engine.parts
     reason = NotSeparable("its layers talk")
-    engine._way = run_whole(parts.skeleton, parts.layers, parts.arithmetic.windows, reason)
+    engine.way = run_whole(parts.skeleton, parts.layers, parts.arithmetic.windows, reason)
     words = said(engine, shared_plan(VOCAB))
     assert words == "apart: window by window: its layers talk"
 
 
 def test_a_model_is_tried_once(llama, monkeypatch):
     tried = []
-    monkeypatch.setattr(module, "why_apart", lambda *given, **how: tried.append(1))
+    monkeypatch.setattr(module, "sharing_obstacle", lambda *given, **how: tried.append(1))
     engine = make_engine(llama)
     for seed in range(3):
         engine.schedule(shared_plan(VOCAB, seed=seed))

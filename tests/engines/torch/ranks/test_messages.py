@@ -147,7 +147,7 @@ def test_what_fails_later_ends_the_wait_at_once():
 def far(monkeypatch: pytest.MonkeyPatch) -> tuple[Ranks, Ranks]:
     """Two ranks, of which each has a machine of its own, as the first one's lifelines say."""
     store = HashStore()
-    monkeypatch.setattr(messages, "connected", lambda *_: store)
+    monkeypatch.setattr(messages, "open_store", lambda *_: store)
     line = Lifelines(far_place(0))
     line.peers[1] = Peer("node2", 1, 0)
     return Ranks(far_place(0), line=line), Ranks(far_place(1))

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 from scoremode.engines.torch.ranks import messages
 from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines, listener
-from scoremode.engines.torch.ranks.messages import connected
+from scoremode.engines.torch.ranks.messages import open_store
 from scoremode.errors import EngineError
 
 
@@ -27,9 +27,9 @@ def test_under_srun_the_lifelines_say_where_it_is():
     line = Lifeline(other)
     line.join("127.0.0.1", first.port, other.key)
     found = []
-    serving = Thread(target=lambda: found.append(connected(place, served, first)), daemon=True)
+    serving = Thread(target=lambda: found.append(open_store(place, served, first)), daemon=True)
     serving.start()
-    store = connected(other, None, line)
+    store = open_store(other, None, line)
     serving.join(30)
     store.set("a", "1")
     assert found[0].get("a") == b"1"
@@ -42,8 +42,8 @@ def test_under_torchrun_it_says_where_the_lifelines_are(monkeypatch):
     monkeypatch.setattr(messages, "rendezvous", lambda *_, **__: iter([(shared, 0, 2)]))
     place = far_place(0)
     first, line = Lifelines(place), Lifeline(far_place(1))
-    connected(place, None, first)
-    connected(far_place(1), None, line)
+    open_store(place, None, first)
+    open_store(far_place(1), None, line)
     assert list(first.peers) == [1]
     line.leave()
     first.end(at_once=False)
@@ -53,7 +53,7 @@ def test_a_first_rank_that_does_not_come_is_missed(monkeypatch):
     monkeypatch.setattr(messages, "rendezvous", lambda *_, **__: iter([(HashStore(), 1, 2)]))
     monkeypatch.setattr(messages, "PATIENCE", 0.1)
     with pytest.raises(EngineError, match="torchrun: rank 0 has not come in 0 s"):
-        connected(far_place(1), None, Lifeline(far_place(1)))
+        open_store(far_place(1), None, Lifeline(far_place(1)))
 
 
 def test_the_others_reach_the_address_that_torchrun_has_where_it_is_this_machines():

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.kv_formats import KvCache, KvFormat, RecordedScales
+from scoremode.engines.kv_formats import KvCache, KvFormat
 from scoremode.engines.torch.kv_cache.layer_caches import (
     GivenScales,
     LayerCache,
@@ -26,7 +26,6 @@ from scoremode.engines.torch.kv_cache.layer_caches import (
     cache_keywords,
     given_scales,
 )
-from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.errors import UnsupportedModel, UsageError
 from scoremode.lib.fallback import attempt
@@ -243,7 +242,7 @@ class FormatCache(LayerCache):
     """
 
     def __init__(self, keyword: str, cache: KvCache, what: str):
-        super().__init__(keyword, None, Windows())
+        super().__init__(keyword)
         self._forms: dict[str, KvFormat] = {"k": cache.k, "v": cache.v}
         self._what = what
         self._checked: set[tuple[str, int]] = set()
@@ -370,8 +369,9 @@ def build_format_caches(skeleton: Skeleton, cache: KvCache) -> FormatCaches:
     given = None
     if cache.scales is not None:
         if not cache.is_static:
+            source = cache.scales if isinstance(cache.scales, str) else "of a record"
             raise UsageError(
-                f"--kv-scales {_named(cache.scales)}: --kv-cache {cache} has no scales to be given: "
+                f"--kv-scales {source}: --kv-cache {cache} has no scales to be given: "
                 "names with -tensor or -head have"
             )
         given = given_scales(cache, [i for i, word in enumerate(keywords) if word])
@@ -379,7 +379,3 @@ def build_format_caches(skeleton: Skeleton, cache: KvCache) -> FormatCaches:
             for side, values in given.values.items():
                 layer.static[side] = torch.tensor(values[i], device=skeleton.device)
     return FormatCaches(cache, layers, given)
-
-
-def _named(scales: str | RecordedScales) -> str:
-    return scales if isinstance(scales, str) else "of a record"

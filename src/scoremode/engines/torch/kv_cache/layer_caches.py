@@ -58,18 +58,12 @@ class LayerCache:
 
     otherwise = "--kv-cache none"
 
-    def __init__(
-        self,
-        keyword: str,
-        scales: Mapping[str, torch.Tensor] | None,
-        windows: Windows,
-        tensors: Iterable[str] = (),
-    ):
-        """`keyword`: what the layer calls its cache; `scales`: float32 of `k` and `v`, [1] or
-        [heads, 1, 1], from the checkpoint's `tensors`; None for dynamic ones."""
-        self._keyword, self._scales, self._windows = keyword, scales, windows
-        windows.are_spanned |= scales is None
-        self.tensors = tuple(tensors)
+    # The checkpoint's that it is made of.
+    tensors: tuple[str, ...] = ()
+
+    def __init__(self, keyword: str):
+        """`keyword`: what the layer calls its cache."""
+        self._keyword = keyword
         self.uses = 0
 
     def update(
@@ -82,6 +76,28 @@ class LayerCache:
     def arguments(self) -> dict[str, Any]:
         """Arguments that a layer is called with for this cache."""
         return {self._keyword: self}
+
+    def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class DeclaredCache(LayerCache):
+    """A cache of float8, as a checkpoint declares it.
+
+    - `scales`: float32 of `k` and `v`, [1] or [heads, 1, 1], from the checkpoint's `tensors`; None for
+      dynamic ones, which span a window.
+    """
+
+    def __init__(
+        self,
+        keyword: str,
+        scales: Mapping[str, torch.Tensor] | None,
+        windows: Windows,
+        tensors: Iterable[str] = (),
+    ):
+        super().__init__(keyword)
+        self._scales, self._windows, self.tensors = scales, windows, tuple(tensors)
+        windows.are_spanned |= scales is None
 
     def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
         exact = states.float()
@@ -100,7 +116,7 @@ class NoCache(LayerCache):
     it is handed nothing, and its state stays as it is."""
 
     def __init__(self) -> None:
-        super().__init__("", None, Windows())
+        super().__init__("")
 
     def arguments(self) -> dict[str, Any]:
         return {}
@@ -110,9 +126,6 @@ class HalfCache(LayerCache):
     """llama.cpp's cache: keys and values in float16, which its attention computes with in float32."""
 
     otherwise = "--arithmetic weights"
-
-    def __init__(self, keyword: str) -> None:
-        super().__init__(keyword, None, Windows())
 
     def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
         return states.half().to(states.dtype)
@@ -146,7 +159,7 @@ def build_caches(
     _refuse_unsupported(declared)
     keywords = cache_keywords(skeleton, LayerCache.otherwise)
     if declared.dynamic:
-        return [LayerCache(word, None, windows) if word else NoCache() for word in keywords]
+        return [DeclaredCache(word, None, windows) if word else NoCache() for word in keywords]
     device = skeleton.device
     patterns = "|".join(SCALE_NAMES.values())
     names = {name: renamed(name) for name in checkpoint.tensors if re.search(patterns, name)}
@@ -158,7 +171,7 @@ def build_caches(
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
         found = {which: _find_scale(checkpoint, prefix, own, which) for which in SCALE_NAMES}
         scales = {w: _scale(checkpoint, n, declared).to(device) for w, n in found.items()}
-        caches.append(LayerCache(keyword, scales, windows, found.values()))
+        caches.append(DeclaredCache(keyword, scales, windows, found.values()))
     return caches
 
 

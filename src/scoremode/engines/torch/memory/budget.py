@@ -19,7 +19,7 @@ from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.memory.activations import Activations, activations, inner_width
 from scoremode.engines.torch.memory.feeder import Block, Feeder, Feeds, Mapped, Place
-from scoremode.engines.torch.model.attention import has_narrow_values, may_attend_apart
+from scoremode.engines.torch.model.attention import attends_without_masks, has_narrow_values
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.passes.chunks import whole_modules
 from scoremode.engines.torch.weights.experts import bytes_of_experts
@@ -130,20 +130,10 @@ class Memory:
                 passes = min(max(batch, self._pass_tokens // length), most)
                 return Schedule(passes - passes % batch, batch, chunk)
         needed = least + self.layer.bytes(batch, length, _CHUNKS[-1])
-        takes = (
-            f"1 window of {length} tokens takes"
-            if batch == 1
-            else (f"{batch} windows of {length} tokens take")
-        )
-        missing = math.ceil((needed / share - self.device.memory) / 2**20)
-        why = ""
+        how = f" in chunks of {_CHUNKS[-1]}"
         if self.layer.chunked_pair:
-            why = f" and {self.layer.chunked_pair} bytes for every two positions in its attention"
-        raise EngineError(
-            f"{takes} {needed / 2**20:.3f} MiB in chunks of {_CHUNKS[-1]}{why}, more than the "
-            f"{allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: raise "
-            f"--max-memory by {missing} MiB, or take shorter windows"
-        )
+            how += f" and {self.layer.chunked_pair} bytes for every two positions in its attention"
+        raise self._too_little(batch, length, needed, share, how, ", or take shorter windows")
 
     def _holds(self, whole: Schedule, length: int) -> bool:
         """Tells whether windows that fit otherwise do with what every two of their positions take, and
@@ -227,15 +217,20 @@ class Memory:
         needed = batch * length * self.pass_token
         if self.device.torch.type != "cpu":
             needed += self.fixed + batch * length * self.batch_token
-        allowed, memory = self._allowed, self.device.memory
-        missing = math.ceil((needed / self._share - memory) / 2**20)
         fits = f", or give --batch-size {fitting}" if fitting else ""
-        take = (
-            f"window of {length} tokens takes" if batch == 1 else f"windows of {length} tokens take"
-        )
+        return self._too_little(batch, length, needed, self._share, "", fits)
+
+    def _too_little(
+        self, batch: int, length: int, needed: int, share: float, how: str, hint: str
+    ) -> EngineError:
+        """The error for windows that need more bytes than a share of the memory."""
+        memory = self.device.memory
+        missing = math.ceil((needed / share - memory) / 2**20)
+        windows, take = ("window", "takes") if batch == 1 else ("windows", "take")
         return EngineError(
-            f"{batch} {take} {needed / 2**20:.3f} MiB, more than the {allowed / 2**20:.3f} MiB of the "
-            f"{memory / 2**20:.3f} MiB allowed: raise --max-memory by {missing} MiB{fits}"
+            f"{batch} {windows} of {length} tokens {take} {needed / 2**20:.3f} MiB{how}, more than the "
+            f"{int(memory * share) / 2**20:.3f} MiB of the {memory / 2**20:.3f} MiB allowed: raise "
+            f"--max-memory by {missing} MiB{hint}"
         )
 
 
@@ -367,7 +362,7 @@ def _of_windows(
             fused=device.is_cuda and dtype != torch.float32,
             quantized=quantized,
             rounds_cache=rounds_cache,
-            attends_apart=may_attend_apart(skeleton.model, attention),
+            attends_apart=attends_without_masks(skeleton.model, attention),
             narrow_values=has_narrow_values(config, device.torch),
             whole=bool(whole_modules(skeleton, weights)),
         ),

@@ -213,7 +213,7 @@ def cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedMode
 
 
 @contextmanager
-def telling(checkpoint: Checkpoint, what: str) -> Iterator[None]:
+def library_errors(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     """Raises UnsupportedModel for whatever the library raises within: the model can't be `what`."""
     try:
         yield

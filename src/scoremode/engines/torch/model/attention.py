@@ -62,7 +62,7 @@ def attention_backends(device: torch.device) -> AbstractContextManager[Any]:
     return sdpa_kernel(_ORDER, set_priority=True)
 
 
-def may_attend_apart(model: Any, attention: str) -> bool:
+def attends_without_masks(model: Any, attention: str) -> bool:
     """Tells whether each layer of a model says by `sliding_window` alone what it sees: so it must for
     the flash kernels that the library runs it with, which take no other mask. Some don't all the same:
     Phi-3.5-MoE and Qwen2-MoE have a sliding mask and don't tell their attention, and OLMoE tells it
@@ -92,7 +92,7 @@ def block_of(sliding_window: int) -> tuple[int, int]:
     return queries, queries + sliding_window - 1
 
 
-def attend_apart(model: Any, instead: str | None = None) -> None:
+def replace_attention(model: Any, instead: str | None = None) -> None:
     """Has the model attend by `attend` from now on, without masks; or again as the library knows it,
     `instead`."""
     if instead is not None:

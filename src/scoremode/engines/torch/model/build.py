@@ -27,7 +27,7 @@ from scoremode.engines.torch.model.architecture import (
     cannot_be_built,
     check_layers,
     find_architecture,
-    telling,
+    library_errors,
 )
 from scoremode.engines.torch.model.attention import SINKS, choose_sinks
 from scoremode.engines.torch.model.layer_recorder import Placeholder
@@ -60,7 +60,7 @@ def build_skeleton(
     """
     if is_there:
         check_layers(checkpoint)
-    with telling(checkpoint, "built"):
+    with library_errors(checkpoint, "built"):
         return _build_skeleton(checkpoint, dtype, device, attention, trust_remote_code)
 
 
@@ -90,7 +90,7 @@ def _build_skeleton(
     count = getattr(found.config.get_text_config(), "num_hidden_layers", None)
     layers_name = find_layers(model, count)
     if found.text_alone is not None:
-        leave_out_encoders(model, layers_name)
+        remove_encoders(model, layers_name)
     choose_experts(model)
     if attention is None and way == "eager" and choose_sinks(model, dtype, device):
         way = SINKS
@@ -116,7 +116,7 @@ def _build(
     ways = ["eager"] if softcapped else ["sdpa", "eager"]
     for way in ways if attention is None else [attention]:
         try:
-            with _parameters_on_meta(), torch.device("cpu"), _NothingDrawn():
+            with _parameters_on_meta(), torch.device("cpu"), _NoInitialization():
                 model = found.auto_class.from_config(
                     copy.deepcopy(found.config),
                     dtype=dtype,
@@ -147,7 +147,7 @@ def _parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
-class _NothingDrawn(TorchFunctionMode):
+class _NoInitialization(TorchFunctionMode):
     """Answers a random initialization of a meta tensor with that tensor.
 
     It has no values to set, and torch takes two thirds of a large model's construction to find so.
@@ -226,7 +226,7 @@ class _LeftOut(Placeholder):
         raise UnsupportedModel(self._words)
 
 
-def leave_out_encoders(model: Any, layers_name: str) -> None:
+def remove_encoders(model: Any, layers_name: str) -> None:
     """Takes everything out of a model that is not on the way from ids to logits.
 
     What stays is the smallest module that has the decoder layers and the input embedding, and the

@@ -12,7 +12,7 @@ from torch import nn
 
 from scoremode.checkpoint.config import dtype_of
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.model.architecture import telling
+from scoremode.engines.torch.model.architecture import library_errors
 from scoremode.engines.torch.model.build import build_skeleton
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import has_gate
@@ -55,7 +55,7 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> PromisedCheckpoint:
     experts = [m for layer in skeleton.layers for m in layer.modules() if _are_stacked(m)]
     transposed = any(getattr(module, "is_transposed", True) for module in experts)
     parameters, weight_names, head = _parameters(skeleton)
-    with telling(checkpoint, "described"):
+    with library_errors(checkpoint, "described"):
         tensors = _stored(skeleton, parameters)
         # In the model's order, so that a table is the same whenever it is made.
         own = {name: tensor for name, tensor in parameters.items() if name in weight_names}

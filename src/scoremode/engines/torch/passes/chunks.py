@@ -20,9 +20,9 @@ from torch import nn
 
 from scoremode.engines.torch.model.attention import (
     APART,
-    attend_apart,
+    attends_without_masks,
     has_narrow_values,
-    may_attend_apart,
+    replace_attention,
     slides,
 )
 from scoremode.engines.torch.model.layer_recorder import Placeholder
@@ -61,9 +61,9 @@ class Chunks:
                 module.forward = self._chunked(module, module.forward)
         config, wanted = skeleton.config, tokens is not None
         is_apart = slides(config) or has_narrow_values(config, skeleton.device)
-        if is_apart and may_attend_apart(skeleton.model, skeleton.attention):
+        if is_apart and attends_without_masks(skeleton.model, skeleton.attention):
             self._attends_apart = wanted
-            attend_apart(skeleton.model, None if wanted else skeleton.attention)
+            replace_attention(skeleton.model, None if wanted else skeleton.attention)
         self.tokens = tokens
 
     def describe(self) -> list[str]:
@@ -92,9 +92,7 @@ class Chunks:
             few = _some(x, axis, 0, min(_TOKENS, self.tokens))
             self._is_looking = True
             try:
-                self._apart[module] = module not in self._whole and holds_each_token_apart(
-                    forward, few, axis
-                )
+                self._apart[module] = module not in self._whole and is_tokenwise(forward, few, axis)
             except torch.OutOfMemoryError:
                 raise
             except FORWARD_ERRORS:
@@ -143,7 +141,7 @@ def in_chunks(
     return out
 
 
-def holds_each_token_apart(forward: Callable[..., Any], x: torch.Tensor, axis: int) -> bool:
+def is_tokenwise(forward: Callable[..., Any], x: torch.Tensor, axis: int) -> bool:
     """Tells whether `forward` makes of each token of `x`, along `axis`, what it makes of it alone.
 
     With one half of the tokens changed, the other half's results must stay; and those of the second

@@ -162,7 +162,7 @@ def forest_rows(plan: Plan, batch: range, forest: Forest) -> NDArray[np.int64]:
     return np.concatenate(rows)
 
 
-class Launched:
+class PendingScores:
     """A pass whose scores are on their way: `columns` are of the plan, `results` of the head, for each
     group of windows."""
 
@@ -217,7 +217,7 @@ def to_host(result: Any) -> Any:
     """`result`, a dataclass of tensors and dictionaries of them, with those on a GPU on their way to
     the host.
 
-    They are there when a `Launched` that was made after says so.
+    They are there when a `PendingScores` that was made after says so.
     """
     if isinstance(result, torch.Tensor):
         return result.to("cpu", non_blocking=True)

@@ -45,7 +45,7 @@ _OTHERS = ([1, 2, 3, 25], [27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38])
 _ROW = 23
 
 
-def why_apart(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
+def sharing_obstacle(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
     """Returns why windows that begin alike can't share it in a model whose layers run one by one; None
     where they can.
 

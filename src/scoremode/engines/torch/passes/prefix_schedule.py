@@ -18,7 +18,7 @@ from scoremode.engines.torch.memory.budget import Memory, is_long
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.passes.execution import LayerByLayer, Layers, Way
 from scoremode.engines.torch.passes.microbatch import may_pad
-from scoremode.engines.torch.passes.prefix_proof import why_apart
+from scoremode.engines.torch.passes.prefix_proof import sharing_obstacle
 from scoremode.errors import EngineError
 from scoremode.text.batching import grouped, size_of
 from scoremode.text.plan import Plan
@@ -167,7 +167,9 @@ class Rows:
         """Tells whether the work's windows lie in rows of trees and may, and keeps for the record how
         they go."""
         row = work.schedule.row_tokens
-        why = self.why_apart() if row is not None else self._decided(work.plan, work.schedule)
+        why = (
+            self.sharing_obstacle() if row is not None else self._decided(work.plan, work.schedule)
+        )
         if row is not None and why is None:
             self._described = f"shared in rows of {row} tokens"
             return True
@@ -179,7 +181,7 @@ class Rows:
         """Returns what the record says, nothing where no requests were scored."""
         return {} if self._described is None else {"prefixes": self._described}
 
-    def why_apart(self) -> str | None:
+    def sharing_obstacle(self) -> str | None:
         """Returns why no windows of this model may share; None where they may."""
         if self._tried is None:
             way = self._way()
@@ -190,7 +192,7 @@ class Rows:
             elif not may_pad(self._skeleton.config, self._windows):
                 why = "its rotations depend on how long a window is"
             else:
-                why = why_apart(self._skeleton, self._layers, exact=self.exact)
+                why = sharing_obstacle(self._skeleton, self._layers, exact=self.exact)
             self._tried = (why,)
         return self._tried[0]
 
@@ -204,6 +206,6 @@ class Rows:
             else:
                 rows = choose_rows(plan, apart, self._memory, self._batch_windows)
                 too_little = "they have too little in common"
-                found = too_little if rows is None else self.why_apart() or rows
+                found = too_little if rows is None else self.sharing_obstacle() or rows
             self._known = plan, found
         return self._known[1]

@@ -20,7 +20,7 @@ import torch
 
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule, Work
 from scoremode.engines.torch.engine import ModelReference, TorchEngine
-from scoremode.engines.torch.passes.microbatch import Launched, fetched
+from scoremode.engines.torch.passes.microbatch import PendingScores, fetched
 from scoremode.engines.torch.ranks.messages import Ranks, ScorePasses
 from scoremode.errors import RunFolderError
 from scoremode.reference.states import digest_rows, write_states
@@ -138,7 +138,7 @@ class DataParallelEngine:
         self,
         command: int,
         work: Work,
-        own: Launched | None,
+        own: PendingScores | None,
         others: Sequence[Work],
         states: Path | None,
     ) -> Scores:
@@ -216,7 +216,7 @@ class DataParallelEngine:
                 yield partial(self._leave, command, name, launched, digest)
 
     def _leave(
-        self, command: int, name: str, launched: Launched, digest: "hashlib._Hash | None"
+        self, command: int, name: str, launched: PendingScores, digest: "hashlib._Hash | None"
     ) -> None:
         if not self._ranks.is_abandoned(command):
             columns = launched.scores().columns()

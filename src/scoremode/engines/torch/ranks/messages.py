@@ -57,7 +57,7 @@ _LOOK, _FAR_LOOK = 0.002, 0.02
 _ALIKE = 10.0
 
 
-def connected(
+def open_store(
     place: Place, served: socket.socket | None, line: Lifelines | Lifeline | None
 ) -> Store:
     """The store, when it is there.
@@ -369,7 +369,7 @@ class Ranks:
         if self._own is None:
             try:
                 served = self._served if self._others is None else self._others.listener
-                self._own = connected(self.place, served, self._line)
+                self._own = open_store(self.place, served, self._line)
             except RuntimeError as error:
                 asked = asked_for(self.place)
                 raise EngineError(f"{asked}: no connection: {_words(error)}") from None
