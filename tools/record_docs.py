@@ -36,8 +36,20 @@ def record_schema() -> dict[str, Any]:
         "title": f"{SCHEMA}, version {SCHEMA_VERSION}",
         "description": "What scoremode measured, how, with what result. A record that fits may still "
         "be refused: its sha256 must be its contents', and its numbers those of scores.parquet.",
-        **msgspec.json.schema(AnyStatus),
+        **_with_shared_sections(msgspec.json.schema(AnyStatus)),
     }
+
+
+def _with_shared_sections(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with each section described once, under `$defs`, and named where a status has it."""
+    shared = schema["$defs"]
+    for kind in get_args(AnyStatus):
+        properties = shared[kind.__name__]["properties"]
+        for name in SECTIONS:
+            section = shared.setdefault(name, properties[name])
+            assert section == properties[name], f"{name} of {kind.__name__} differs"
+            properties[name] = {"$ref": f"#/$defs/{name}"}
+    return schema
 
 
 def record_table() -> str:

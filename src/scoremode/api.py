@@ -494,7 +494,10 @@ def _measured(
 
 
 def _require(run: Run, gates: "limits.Gates") -> None:
-    if "kld" not in run.metrics:
+    from scoremode.results.record.checks import check_done
+
+    record = check_done(run.folder, run.record)
+    if "kld" not in record.metrics:
         raise UsageError(f"{run.folder}: has no base, which a gate on KLD, ratio or top-1 needs")
-    if missed := [str(gate) for gate in gates.judge(run.record.document) if not gate.met]:
+    if missed := [str(gate) for gate in gates.judge(record) if not gate.met]:
         raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")

@@ -3,21 +3,14 @@
 import pytest
 
 from scoremode.errors import UsageError
-from scoremode.results.gates import Gates
+from scoremode.results.gates import Compared, Gates
+from scoremode.results.record.section import Metric
 
 
-def metric(value, ci95, note=None):
-    return {"value": value, "ci95": ci95, "n": 1, "note": note}
-
-
-RECORD = {
-    "metrics": {
-        "kld": metric(0.05, [0.04, 0.07]),
-        "ppl_ratio": metric(1.02, [1.01, 1.03]),
-        "top1": metric(0.9, [0.88, 0.92]),
-    },
-    "distribution": {"kld": {"99": 0.4}},
-}
+def compared(kld=Metric(0.05, (0.04, 0.07), 1)):  # noqa: B008
+    ratio, top1 = Metric(1.02, (1.01, 1.03), 1), Metric(0.9, (0.88, 0.92), 1)
+    metrics = {"kld": kld, "ppl_ratio": ratio, "top1": top1}
+    return Compared(metrics=metrics, distribution={"kld": {"99": 0.4}})
 
 
 @pytest.mark.parametrize(
@@ -36,7 +29,7 @@ RECORD = {
     ],
 )
 def test_a_gate_judges_the_value_or_the_worse_end_of_its_interval(gates, bound, met):
-    (gate,) = gates.judge(RECORD)
+    (gate,) = gates.judge(compared())
     assert (gate.bound, gate.met) == (bound, met)
     assert set(gate.to_json()) >= {"name", "limit", "value", "bound", "met"}
     assert str(gate).startswith(f"gate {'met' if met else 'not met'}: {gate.flag} {gate.limit:g}: ")
@@ -44,16 +37,16 @@ def test_a_gate_judges_the_value_or_the_worse_end_of_its_interval(gates, bound, 
 
 def test_without_an_interval_there_is_nothing_to_meet():
     note = "7 blocks of 1,024 tokens: an interval needs at least 8"
-    metrics = RECORD["metrics"] | {"kld": metric(0.05, None, note)}
-    (gate,) = Gates(max_kld=1.0, on="upper").judge(RECORD | {"metrics": metrics})
+    without = compared(Metric(0.05, None, 1, note))
+    (gate,) = Gates(max_kld=1.0, on="upper").judge(without)
     assert (gate.bound, gate.met, gate.note) == (None, False, note)
     assert note in str(gate)
-    (gate,) = Gates(max_kld=1.0).judge(RECORD | {"metrics": metrics})
+    (gate,) = Gates(max_kld=1.0).judge(without)
     assert gate.met
 
 
 def test_a_limit_is_said_as_it_was_typed_and_recorded_as_a_number():
-    (gate,) = Gates(min_top1=0.999, typed={"min_top1": "99.90%"}).judge(RECORD)
+    (gate,) = Gates(min_top1=0.999, typed={"min_top1": "99.90%"}).judge(compared())
     assert str(gate).startswith("gate not met: --min-top1 99.90%: the share of same top-1 is 0.9")
     assert gate.to_json()["limit"] == 0.999 and "typed" not in gate.to_json()
     with pytest.raises(UsageError, match=r"^--min-top1 101%: a share is at most 100 %$"):

@@ -151,10 +151,11 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
     groups = []
     for members in _grouped(runs):
         value = ranked(members)
-        by_folder = {str(run.folder): run.record.document for run in members}
+        by_folder = {str(run.folder): run.record for run in members}
         records = [by_folder[row["folder"]] for row in value["runs"]]
-        group = Group(value, records, ())
-        commands = joined([reproduction(record) for _, record in group.published])
+        group = Group(value, [record.document for record in records], ())
+        published = [row["folder"] for row, _ in group.published]
+        commands = joined([reproduction(by_folder[folder]) for folder in published])
         groups.append(replace(group, commands=commands))
     return groups
 

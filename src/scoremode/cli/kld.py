@@ -85,7 +85,7 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
         if request.shard is not None:
             print_run(self, session, result.record.document, result.folder)
             return 0
-        judged = request.gates.judge(result.record.document)
+        judged = request.gates.judge(result.whole)
         document = result.record.document
         shown: dict[str, Any] = document | {"gates": [gate.to_json() for gate in judged]}
         print_run(self, session, shown, result.folder)

@@ -50,4 +50,4 @@ class Merge(_Shards, Table, Gates, Command):
         )
         session.screen.clear()
         print_run(self, session, record.document, folder)
-        return exit_code_of(gates.judge(record.document) if gates else [])
+        return exit_code_of(gates.judge(record) if gates else [])

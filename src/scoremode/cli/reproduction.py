@@ -6,16 +6,19 @@ measuring machine is called by its last part, such as `wiki.test.raw`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from scoremode.cli.command import Measurement
 from scoremode.cli.kld import Kld
 from scoremode.engines.kv_formats import AS_DECLARED, is_declared
 from scoremode.errors import ScoremodeError
-
-__all__ = ["joined", "reproduction"]
+from scoremode.results.record.definition import Done
+from scoremode.results.record.model import Checkpoint, VllmEngine
+from scoremode.results.record.text import Calibration, Conversations, Corpus
 
 _RUNS = (["ppl"], ["kld"], ["reference"])
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -23,17 +26,17 @@ _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
 _Given = dict[str, Any]
 
 
-def reproduction(record: Mapping[str, Any]) -> list[str]:
+def reproduction(record: Done) -> list[str]:
     """The words of the command, without folders: its run goes to where runs go."""
     recorded = _recorded(record)
-    name, revision = _model(_own_source(record["checkpoint"]))
-    reference = record.get("reference")
+    name, revision = _model(_own_source(record.checkpoint))
+    reference = record.reference
     given: _Given = {"revision": revision}
     if reference:
-        source = (reference.get("checkpoint") or {}).get("source") or reference.get("source")
-        given["reference"], given["reference_revision"] = _model(str(source))
-    given |= _mixture(record["checkpoint"]) | _tokenizer(record) | _protocol(record["protocol"])
-    given |= _text(record["corpus"], recorded) | _calibration(record.get("calibration"))
+        source = reference.checkpoint.source if reference.checkpoint else reference.source
+        given["reference"], given["reference_revision"] = _model(source)
+    given |= _mixture(record.checkpoint) | _tokenizer(record) | _protocol(record.protocol.name)
+    given |= _text(record.corpus, recorded) | _calibration(record.calibration)
     given |= _measured_by(record) if recorded is None else _tuning(recorded)
     return ["scoremode", "kld" if reference else "ppl", name, *_words(given)]
 
@@ -73,19 +76,15 @@ def _model(source: str) -> tuple[str, str | None]:
     return _last(source), None
 
 
-def _own_source(checkpoint: Mapping[str, Any]) -> str:
+def _own_source(checkpoint: Checkpoint) -> str:
     """The model's source, of a mixture without what it takes from others."""
-    return str((checkpoint.get("mixture") or checkpoint)["source"])
+    return (checkpoint.mixture or checkpoint).source
 
 
-def _mixture(checkpoint: Mapping[str, Any]) -> _Given:
-    taken = (checkpoint.get("mixture") or {}).get("taken", ())
-    swaps = [
-        f"{take['pattern']}={_model(str(take['source']))[0]}"
-        for take in taken
-        if not take["is_base"]
-    ]
-    return {"keep_dense": [take["pattern"] for take in taken if take["is_base"]], "swap": swaps}
+def _mixture(checkpoint: Checkpoint) -> _Given:
+    taken = checkpoint.mixture.taken if checkpoint.mixture else []
+    swaps = [f"{take.pattern}={_model(take.source)[0]}" for take in taken if not take.is_base]
+    return {"keep_dense": [take.pattern for take in taken if take.is_base], "swap": swaps}
 
 
 def _last(path: str) -> str:
@@ -94,18 +93,18 @@ def _last(path: str) -> str:
     return f"./{name}" if name.startswith("-") else name
 
 
-def _tokenizer(record: Mapping[str, Any]) -> _Given:
+def _tokenizer(record: Done) -> _Given:
     """The tokenizer where it is not the model's own."""
-    source, own = str(record["tokenizer"]["source"]), _own_source(record["checkpoint"])
+    source, own = record.tokenizer.source, _own_source(record.checkpoint)
     name, of = _model(source)
-    if source in (own, record["checkpoint"].get("path")) or (name, of) == _model(own):
+    if source in (own, record.checkpoint.path) or (name, of) == _model(own):
         return {}
     return {"tokenizer": name}
 
 
-def _protocol(protocol: Mapping[str, Any]) -> _Given:
+def _protocol(protocol: str) -> _Given:
     """The preset, and the flags that its name says were changed."""
-    name, *changes = str(protocol["name"]).split("+")
+    name, *changes = protocol.split("+")
     # What is scored without the flag: conversations by `chat`.
     given: _Given = {"protocol": None if name in ("score-mode", "chat") else name}
     for change in changes:
@@ -115,14 +114,13 @@ def _protocol(protocol: Mapping[str, Any]) -> _Given:
     return given
 
 
-def _text(corpus: Mapping[str, Any], recorded: Measurement | None) -> _Given:
+def _text(corpus: Corpus, recorded: Measurement | None) -> _Given:
     """The text: by its own name, by that on the hub, or by its file's."""
     from scoremode.text.presets import TEXTS
 
-    source, name = str(corpus.get("source") or ""), str(corpus["name"])
+    source, name, chats = corpus.source or "", corpus.name, corpus.conversations
     given: _Given = {}
-    chats = corpus.get("conversations")
-    named = TEXTS.get(corpus.get("preset", ""))
+    named = TEXTS.get(corpus.preset or "")
     if named is not None:
         given["preset"] = named.name
         if source.startswith("hub:"):
@@ -134,7 +132,7 @@ def _text(corpus: Mapping[str, Any], recorded: Measurement | None) -> _Given:
         if name != _USUAL_TEXT:
             repo, revision = _model(source)
             dataset, *parts = name.split(" ")
-            given["dataset" if chats is None else "conversations"] = dataset or repo
+            given["conversations" if chats else "dataset"] = dataset or repo
             given["dataset_config"] = parts[0] if len(parts) > 1 else None
             given["split"] = parts[-1] if parts and parts[-1] != "test" else None
             given["dataset_revision"] = revision
@@ -143,36 +141,37 @@ def _text(corpus: Mapping[str, Any], recorded: Measurement | None) -> _Given:
             given["text"] = recorded.text
         else:
             given["file"] = "TEXT"
-    elif chats is not None:
+    elif chats:
         given["conversations"] = _last(source)
-    elif corpus.get("rows") is not None:
+    elif corpus.rows is not None:
         given["dataset_file"] = _last(source)
     else:
-        files = [str(file["source"]) for file in corpus.get("files") or ()]
+        files = [file.source for file in corpus.files or ()]
         given["file"] = [_last(file) for file in files or [source or name]]
-    if chats is not None:
+    if chats:
         given |= _chats(chats)
-    elif named is None and corpus.get("rows") is not None:
+    elif named is None and corpus.rows is not None:
         # The first records have it in their command line alone.
-        field = corpus.get("text_field") or (recorded.text_field if recorded else None)
+        field = corpus.text_field or (recorded.text_field if recorded else None)
         given["text_field"] = field if field != "text" else None
-    if named is None or corpus.get("group_by") != named.group_by:
-        given["group_by"] = corpus.get("group_by")
-    given["num_samples"] = corpus.get("row_limit")
+    group_by = corpus.group_by or None
+    if named is None or group_by != named.group_by:
+        given["group_by"] = group_by
+    given["num_samples"] = corpus.row_limit
     # Else the protocol's own may be one that draws windows.
-    return given if corpus.get("row_seed") is None else given | {"seed": corpus["row_seed"]}
+    return given if corpus.row_seed is UNSET else given | {"seed": corpus.row_seed}
 
 
-def _calibration(found: Mapping[str, Any] | None) -> _Given:
+def _calibration(found: Calibration | UnsetType) -> _Given:
     """The text that was looked for in the scored one."""
-    if found is None:
+    if not found:
         return {}
-    source = str(found["source"])
-    field = {"calibration_field": found["text_field"] if found["text_field"] != "text" else None}
+    source = found.source
+    field = {"calibration_field": found.text_field if found.text_field != "text" else None}
     if not source.startswith("hub:"):
         return {"calibration": _last(source)} | field
     repo, revision = _model(source)
-    dataset, *parts = str(found["name"]).split(" ")
+    dataset, *parts = found.name.split(" ")
     return {
         "calibration": dataset or repo,
         **field,
@@ -182,24 +181,26 @@ def _calibration(found: Mapping[str, Any] | None) -> _Given:
     }
 
 
-def _chats(chats: Mapping[str, Any]) -> _Given:
+def _chats(chats: Conversations) -> _Given:
     """Conversations, by what their section says."""
-    template = chats["template"] or {}
-    arguments = template.get("arguments")
+    skipped: _Given = {"skip_bad_rows": chats.bad_rows or None}
+    if (template := chats.template) is None:
+        return skipped
+    arguments = template.arguments
     return {
-        "chat_template": _last(template["source"]) if template.get("given") else None,
+        "chat_template": _last(template.source) if template.given else None,
         "chat_template_kwargs": json.dumps(arguments) if arguments else None,
-        "chat_date": template.get("date"),
-        "skip_bad_rows": chats["bad_rows"] or None,
+        "chat_date": template.date,
+        **skipped,
     }
 
 
-def _recorded(record: Mapping[str, Any]) -> Measurement | None:
+def _recorded(record: Done) -> Measurement | None:
     """The spec of the record's own command, None where it isn't a single run's."""
     from scoremode.cli.main import parsed_command
     from scoremode.results.record.sections import command_of
 
-    words = [str(word) for word in command_of(record)]
+    words = command_of(record)
     if words[1:2] not in _RUNS:
         return None
     try:
@@ -211,25 +212,25 @@ def _recorded(record: Mapping[str, Any]) -> Measurement | None:
     return spec
 
 
-def _measured_by(record: Mapping[str, Any]) -> _Given:
+def _measured_by(record: Done) -> _Given:
     """The engine's flags by what the record says of it, where no command line has them: a sweep's are
     in its file."""
-    engine = record["engine"]
-    sure = (record.get("thresholds") or {}).get("confident", 0.9)
+    engine = record.engine
+    sure = record.thresholds.confident if record.thresholds else 0.9
     given: _Given = {
-        "full": True if "jsd" in record["metrics"] else None,
+        "full": True if "jsd" in record.metrics else None,
         "confident": sure if sure != 0.9 else None,
     }
-    if engine.get("engine", "torch") == "torch":
-        cache = engine.get("kv_cache_dtype") if engine["arithmetic"] != "llama.cpp" else None
-        given["arithmetic"] = engine["arithmetic"]
-        given["batch_size"] = engine.get("batch_windows")
-        given["kv_cache"] = AS_DECLARED if cache and is_declared(cache) else cache
-    else:
-        given["engine"] = engine["engine"]
+    if isinstance(engine, VllmEngine):
+        given["engine"] = "vllm"
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            given[name] = engine[name] if engine.get(name, 1) != 1 else None
-    return given | {"dtype": engine["dtype"]}
+            given[name] = size if (size := getattr(engine, name)) != 1 else None
+    else:
+        cache = engine.kv_cache_dtype if engine.arithmetic != "llama.cpp" else None
+        given["arithmetic"] = engine.arithmetic
+        given["batch_size"] = engine.batch_windows
+        given["kv_cache"] = AS_DECLARED if cache and is_declared(cache) else cache
+    return given | {"dtype": engine.dtype}
 
 
 def _tuning(recorded: Measurement) -> _Given:

@@ -58,11 +58,11 @@ class Show(_Run, Table, Gates, Command):
         ):
             if asked and found.kld is None:
                 raise UsageError(f"{self.folder}: has no base, which {flag} needs")
-        judged = gates.judge(found.record.document) if gates else []
+        judged = gates.judge(found.record) if gates else []
         shown: dict[str, Any] = dict(found.record.document)
         if self.confident is not None:
             scores = read_verified(self.folder, found.record)
-            shown |= remade(found.record.document, *scores, self.confident)
+            shown |= remade(found.record, *scores, self.confident)
         if self.groups:
             return _print_groups(self, session, shown)
         if judged:

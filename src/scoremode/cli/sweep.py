@@ -30,6 +30,7 @@ from scoremode.spec.values import object_of
 if TYPE_CHECKING:
     from scoremode.cli.kld import Kld
     from scoremode.results.gates import Gates
+    from scoremode.results.record.definition import Done
     from scoremode.runs.request import Request
     from scoremode.runs.sweep.manifest import Ended, Outcome, SweepRequest
 
@@ -370,14 +371,14 @@ def _tell(session: Session, quiet: bool, ended: "Ended") -> None:
         if quiet:
             print(f"scoremode: {escaped(line)}", file=sys.stderr)
     else:
-        line = f"{name}: {_numbers(ended.result.record.document)}"
+        line = f"{name}: {_numbers(ended.result.whole)}"
     session.screen.line(f"{line} ({ended.number} of {ended.count})")
 
 
-def _numbers(record: dict[str, Any]) -> str:
-    kld, ratio = record["metrics"]["kld"], record["metrics"]["ppl_ratio"]
-    spread = f" ± {(kld['ci95'][1] - kld['ci95'][0]) / 2:.2g}" if kld["ci95"] else ""
-    return f"KLD {kld['value']:.4g}{spread} nats, PPL × {ratio['value']:.5f}"
+def _numbers(record: "Done") -> str:
+    kld, ratio = record.metrics["kld"], record.metrics["ppl_ratio"]
+    spread = f" ± {(kld.ci95[1] - kld.ci95[0]) / 2:.2g}" if kld.ci95 else ""
+    return f"KLD {kld.value:.4g}{spread} nats, PPL × {ratio.value:.5f}"
 
 
 def print_outcome(
@@ -433,7 +434,7 @@ def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
     for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True):
         own = pairs[entry["pair"]]
         under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
-        for gate in gates.judge(result.record.document) if gates and result else ():
+        for gate in gates.judge(result.whole) if gates and result else ():
             if not gate.met:
                 missed = True
                 print(f"scoremode: {escaped(entry['model'] + under)}: {gate}", file=sys.stderr)

@@ -20,24 +20,10 @@ from scoremode.lib.files import atomic
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.folders.tables import read_parquet
+from scoremode.results.record.definition import Done
 from scoremode.results.record.differences import differences
-from scoremode.results.record.section import value_at
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.means import Blocks, Mean, estimates
-
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "Columns",
-    "audit_attributions",
-    "column_of",
-    "file_of",
-    "metrics_of",
-    "read_attributed",
-    "read_attribution",
-    "write_columns",
-]
-
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, NDArray]
@@ -163,7 +149,7 @@ def _missing(value: Mapping[str, Any], path: Path) -> str | None:
 
 def audit_attributions(
     folder: Path,
-    record: Mapping[str, Any],
+    record: Done,
     read: tuple[Scores, Mapping[str, NDArray]] | None,
     findings: Findings,
 ) -> None:
@@ -175,15 +161,15 @@ def audit_attributions(
         part = path.stem
         try:
             value = read_attribution(path)
-            rows = _most_rows(record, read)
+            rows = record.plan.scored if read is None else len(read[0])
             file, units = value["columns"], len(value["units"])
             columns = read_attributed(folder / file["name"], file["sha256"], rows, units)
         except RunFolderError as error:
             findings.wrong(part, "files", str(error))
             continue
-        findings.same(part, "run", value.get("run"), record.get("sha256"), "the record is")
+        findings.same(part, "run", value.get("run"), record.sha256, "the record is")
         findings.same(part, "by", f"attribution-{value.get('by')}", part, "the file is")
-        blocks = (record.get("intervals") or {}).get("block_length")
+        blocks = record.intervals.block_length if record.intervals else None
         findings.same(part, "block_tokens", value["block_tokens"], blocks, "the run's are")
         names = [unit["name"] for unit in value["units"]]
         directions = [d for d in ("alone", "without") if d in value["units"][0]]
@@ -210,13 +196,6 @@ def audit_attributions(
                 _hold(
                     part, f"{unit} {name}", f"{unit}.{name}", said.get(name), made[name], findings
                 )
-
-
-def _most_rows(record: Mapping[str, Any], read: tuple[Scores, Any] | None) -> int:
-    """The rows of a run, by what can be read of it."""
-    if read is not None:
-        return len(read[0])
-    return value_at(record, "plan.scored", 0)
 
 
 def _hold(

@@ -3,11 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import UNSET, UnsetType
 
 from scoremode.errors import UsageError
+from scoremode.results.record.section import Metric, Section
 
-__all__ = ["Gate", "GateOn", "Gates"]
+if TYPE_CHECKING:
+    from scoremode.results.record.definition import Done
 
 # What is held against the limit: the number itself, or the end of its 95 % interval that is worse.
 GateOn = Literal["value", "upper"]
@@ -50,6 +54,13 @@ class Gate:
             end = "lower" if self.name == "min_top1" else "upper"
             found += f", its {end} bound {self.bound:.6g}"
         return f"gate {word}: {self.flag} {self.typed or format(self.limit, 'g')}: {found}"
+
+
+class Compared(Section, frozen=True, kw_only=True):
+    """The sections of a comparison that gates are held against."""
+
+    metrics: dict[str, Metric]
+    distribution: dict[str, dict[str, float]] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -98,24 +109,24 @@ class Gates:
         names = [each.name for each in fields(self) if each.name not in ("on", "typed")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def judge(self, record: Mapping[str, Any]) -> list[Gate]:
-        """Every gate that is set, against a comparison's record."""
-        metrics = record["metrics"]
-        p99 = {"value": record["distribution"]["kld"]["99"], "ci95": None, "note": None}
+    def judge(self, found: "Done | Compared") -> list[Gate]:
+        """Every gate that is set, against a comparison's metrics."""
+        metrics = found.metrics
+        n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
         rows = {
             "max_kld": ("the mean KLD", metrics["kld"]),
-            "max_kld_p99": ("the KLD's 99th percentile", p99),
+            "max_kld_p99": ("the KLD's 99th percentile", Metric(p99, None, n)),
             "max_ppl_ratio": ("PPL / base PPL", metrics["ppl_ratio"]),
             "min_top1": ("the share of same top-1", metrics["top1"]),
         }
         return [self._gate(name, limit, *rows[name]) for name, limit in self._limits().items()]
 
-    def _gate(self, name: str, limit: float, words: str, metric: Mapping[str, Any]) -> Gate:
+    def _gate(self, name: str, limit: float, words: str, metric: Metric) -> Gate:
         least = name.startswith("min")
-        value, bound, note = metric["value"], metric["value"], None
+        value, bound, note = metric.value, metric.value, None
         if self.on == "upper":
-            bound = None if metric["ci95"] is None else metric["ci95"][0 if least else 1]
-            note = metric["note"] if bound is None else None
+            bound = None if metric.ci95 is None else metric.ci95[0 if least else 1]
+            note = metric.note if bound is None else None
         met = bound is not None and (bound >= limit if least else bound <= limit)
         typed = self.typed.get(name)
         return Gate(name, words, limit, value, self.on, bound, met, note, typed)

@@ -19,18 +19,6 @@ from numpy.typing import NDArray
 
 from scoremode.results.scores import Comparison, Scores
 
-__all__ = [
-    "METRIC",
-    "METRICS",
-    "Kind",
-    "MetricSpec",
-    "Place",
-    "Shown",
-    "delta_p",
-    "log_ratio",
-    "shown",
-]
-
 Floats = NDArray[np.float64]
 Column = Callable[[Scores, Comparison], NDArray | None]
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement
 from scoremode.text.plan import Plan
 
-__all__ = ["DTYPES", "Comparison", "Scores", "check", "check_values", "concatenate", "expected"]
-
 # Column → dtype that an engine gives it, and that is written.
 DTYPES: dict[str, Any] = {
     **dict.fromkeys(("window", "position", "index", "target", "top1", "base_top1"), np.int32),

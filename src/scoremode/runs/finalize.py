@@ -136,8 +136,13 @@ def finished_sections(
         corpus, asked = context.request.corpus, context.planned.asked
         assert isinstance(corpus, RequestCorpus) and asked is not None
         made["tasks"] = judge.section(folder.path, corpus, asked, scores)
-    rule, planned = plan.protocol, plan.planned or plan
-    return made | stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
+    rule, drawn = plan.protocol, plan.planned or plan
+    if rule.stop_when is not None and rule.seed is not None:
+        windows, conversations = len(drawn), drawn.counts_json().get("conversations")
+        made["stopping"] = stopping(
+            scores, rule.stop_when, rule.seed, windows, conversations, extras
+        )
+    return made
 
 
 def shard_sections(

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,11 @@ from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.request import Request, Swap
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
     from torch import nn
+
+    from scoremode.results.record.model import Mixture as Mixed
+    from scoremode.results.record.model import TakenModules
 
 
 def swaps_of(
@@ -127,22 +131,19 @@ def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
 
 
 def reopened(
-    section: Mapping[str, Any],
+    mixture: "Mixed | UnsetType",
     model: ModelFiles,
-    places: Callable[[Mapping[str, Any]], ModelFiles],
+    places: Callable[["TakenModules"], ModelFiles],
     *,
     code: bool,
 ) -> Checkpoint:
-    """The checkpoint in `model` as a record's section `checkpoint` has it, a mixture too.
+    """The checkpoint in `model`, with what a record's `mixture` takes from others.
 
     `places`: where each of the others lies, given what the record says of it.
     """
-    mixture = section.get("mixture")
-    if mixture is None:
+    if not mixture:
         return open_checkpoint(model, code=code)
-    swaps = [
-        Swap(take["pattern"], places(take), None, take["is_base"]) for take in mixture["taken"]
-    ]
+    swaps = [Swap(take.pattern, places(take), None, take.is_base) for take in mixture.taken]
     return opened(model, swaps, code=code)
 
 
@@ -160,8 +161,8 @@ def _base_of(
 
     path = Path(reference)
     if is_run(path):
-        stored = StoredReference(path).record.document["checkpoint"]
-        return stored["path"], None, stored["fingerprint"]
+        stored = StoredReference(path).record.checkpoint
+        return stored.path or stored.source, None, stored.fingerprint
     if is_logits_file(path):
         raise UsageError(
             f"--keep-dense {pattern}: {reference} holds log-probabilities and no weights: --swap "

@@ -14,6 +14,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
+from scoremode.results.gates import Compared
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import (
     SCHEMA,
@@ -22,6 +23,7 @@ from scoremode.results.record.definition import (
     Running,
     read_document,
 )
+from scoremode.results.record.section import decode
 from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.checks import open_shard
 from scoremode.runs.context import EngineFactory, RunContext, agree, identity_of
@@ -310,7 +312,7 @@ class ScoredRun:
             record["reference"] |= context.baseline.finish()
             record["reference"]["arithmetic"] = unlike_dtypes(record)
             if gates := context.request.gates:
-                record["gates"] = [gate.to_json() for gate in gates.judge(record)]
+                record["gates"] = [gate.to_json() for gate in gates.judge(decode(record, Compared))]
         if kept is not None:
             record["kept"] = kept
         del record["parts"]

@@ -16,7 +16,7 @@ from scoremode.report.page.summary import (
     rounded,
     summarized,
 )
-from scoremode.results.statistics.bootstrap import Metric
+from scoremode.results.record.section import Metric
 from scoremode.results.statistics.means import Blocks
 
 PLACES = overlapping(9000, CONTEXT, 48)

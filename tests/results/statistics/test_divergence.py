@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.comparisons import interval_by_hand, made, overlapping
 
+from scoremode.results.record.section import Metric
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison, Scores, expected
 from scoremode.results.statistics import bootstrap
-from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.divergence import CONFIDENT, effects_by, rare, worst_tokens
 from scoremode.results.statistics.means import Blocks
 from scoremode.text.plan import Plan

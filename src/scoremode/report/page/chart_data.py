@@ -21,8 +21,7 @@ from scoremode.report.page.summary import (
 from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
-from scoremode.results.record.section import Count, Section, misfit
-from scoremode.results.statistics.bootstrap import Metric
+from scoremode.results.record.section import Count, Metric, Section, misfit
 from scoremode.results.statistics.means import FLOOR
 
 _WORDS = {

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scoremode.report.page.definition import Measured
 from scoremode.results.folders.finished import FinishedRun, open_whole
 from scoremode.results.folders.tables import TOKEN_TEXT
+from scoremode.results.record.section import Metric
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.blocks import Places
-from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import (
     FLOOR,
     Blocks,

@@ -13,9 +13,6 @@ from typing import Any, Literal
 from scoremode.errors import escaped
 from scoremode.results.record.section import value_at
 
-__all__ = ["FOLLOWING", "HELD", "Finding", "Findings", "class_of", "not_checked", "short"]
-
-
 Class = Literal["recomputed", "files", "second run", "not checked"]
 
 # Of an engine's section, what follows from the model and the options alone.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
@@ -20,7 +21,7 @@ from scoremode.results.folders.store import (
     seal_of,
 )
 from scoremode.results.folders.tables import TOKEN_TEXT, bytes_of
-from scoremode.results.gates import Gates
+from scoremode.results.gates import Compared, Gates
 from scoremode.results.record.checks import (
     check_blocks,
     check_done,
@@ -37,13 +38,10 @@ from scoremode.results.record.definition import (
     needed_by,
 )
 from scoremode.results.record.differences import differences
-from scoremode.results.record.section import misfit
+from scoremode.results.record.section import decode, misfit
 from scoremode.results.record.sections import remade
 from scoremode.results.scores import DTYPES, Scores, check_values
 from scoremode.results.statistics.divergence import worst_tokens
-
-__all__ = ["audit_numbers", "audited_record", "audited_scores"]
-
 
 _PART = "record"
 
@@ -106,20 +104,19 @@ _MADE = ("metrics", "distribution", "breakdown", "llama_cpp", "stopping")
 
 
 def audited_scores(
-    folder: Path, record: Mapping[str, Any], findings: Findings
+    folder: Path, record: Done, findings: Findings
 ) -> tuple[Scores, Columns] | None:
     """The Scores beside a record, and their further columns, whatever their hash; None where none can
     be read."""
     path, part = folder / SCORES, SCORES
-    said = record.get("scores")
-    rows = _scored(record) or (said and said["rows"])
+    said = record.scores
+    rows = record.plan.scored
     try:
         found = sha256(bytes_of(path, None, rows)).hexdigest()
     except RunFolderError as error:
         findings.wrong(part, "file", f"{error}; without it nothing is proven")
         return None
-    if said is not None:
-        findings.same(part, "sha256", said["sha256"], found, "the file has")
+    findings.same(part, "sha256", said.sha256, found, "the file has")
     try:
         scores, extras = read_columns(path, rows=rows)
     except RunFolderError as error:
@@ -128,18 +125,17 @@ def audited_scores(
     if words := _strange(scores):
         findings.wrong(part, "columns", words)
         return None
-    if said is not None:
-        findings.same(part, "name", said["name"], SCORES, "the file is called")
-        has_text = TOKEN_TEXT in extras
-        for name, section in (("scores", said), ("identity", record.get("identity", {}))):
-            told = section.get("token_text", False)
-            findings.same(part, f"{name}.token_text", told, has_text, "its columns say")
-    if "full" in record.get("identity", {}):
-        made = scores.against is not None and scores.against.jsd is not None
-        findings.same(part, "identity.full", record["identity"]["full"], made, "its columns say")
-    for name, rows in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
-        if rows is not None:
-            findings.same(part, name, rows, len(scores), "the file has rows:")
+    findings.same(part, "name", said.name, SCORES, "the file is called")
+    has_text = TOKEN_TEXT in extras
+    findings.same(part, "scores.token_text", said.token_text or False, has_text, "its columns say")
+    if record.identity:
+        told = record.identity.token_text or False
+        findings.same(part, "identity.token_text", told, has_text, "its columns say")
+        if record.identity.full is not UNSET:
+            made = scores.against is not None and scores.against.jsd is not None
+            findings.same(part, "identity.full", record.identity.full, made, "its columns say")
+    for name, rows in (("scores.rows", said.rows), ("plan.scored", record.plan.scored)):
+        findings.same(part, name, rows, len(scores), "the file has rows:")
     try:
         check_values(scores)
         findings.held(part, "values", "each can be a distribution's")
@@ -149,43 +145,35 @@ def audited_scores(
 
 
 def audit_numbers(
-    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns, findings: Findings
+    folder: Path, record: Done, scores: Scores, extras: Columns, findings: Findings
 ) -> None:
-    """Makes every number of a record again from the Scores, and the hashes of what they are of.
-
-    - `record`: as `audited_record` gives it; what needs a section that it lacks is not checked.
-    """
-    if "protocol" not in record:
-        findings.unchecked("metrics", "all", "the record has no sound protocol to make them by")
+    """Makes every number of a record again from the Scores, and the hashes of what they are of."""
+    try:
+        check_blocks(folder / SCORES, record, extras)
+    except RunFolderError as error:
+        findings.wrong("intervals", "conversations", str(error))
         return
-    if "plan" in record:
-        try:
-            check_blocks(folder / SCORES, record, extras)
-        except RunFolderError as error:
-            findings.wrong("intervals", "conversations", str(error))
-            return
-        for name, (said, made) in described_facts(record, scores, extras).items():
-            if said is not None:
-                part, _, field = name.partition(".")
-                findings.same(part, field, said, made, "what it was made of gives")
+    for name, (said, made) in described_facts(record, scores, extras).items():
+        if said is not None:
+            part, _, field = name.partition(".")
+            findings.same(part, field, said, made, "what it was made of gives")
     try:
         made = remade(record, scores, extras)
     except InvalidMeasurement as error:
         findings.wrong("metrics", "all", f"{folder / SCORES}: {error}")
         return
-    if "plan" in record:
-        try:
-            made |= check_stopped(folder, record, scores, extras)
-        except RunFolderError as error:
-            findings.wrong("stopping", "after", str(error))
+    try:
+        made |= check_stopped(folder, record, scores, extras)
+    except RunFolderError as error:
+        findings.wrong("stopping", "after", str(error))
     why = _other_release(record)
     for name in _MADE:
-        _audit_section(name, record.get(name), made.get(name), why, findings)
+        _audit_section(name, record.document.get(name), made.get(name), why, findings)
     _audit_intervals(record, made, why, findings)
     _audit_gates(record, made, why, findings)
     if scores.against is not None:
         _audit_worst(record, scores, findings)
-    elif record.get("worst"):
+    elif record.worst:
         findings.wrong("worst", "all", "the record has it, and its scores have no base")
     _audit_noise_floor(record, findings)
 
@@ -201,18 +189,14 @@ def _strange(scores: Scores) -> str | None:
     return None if len(scores) else "it has no rows"
 
 
-def _scored(record: Mapping[str, Any]) -> int | None:
-    return record["plan"]["scored"] if "plan" in record else None
-
-
-def _other_release(record: Mapping[str, Any]) -> str | None:
+def _other_release(record: Done) -> str | None:
     """Why intervals can't be compared; None where they were made by what is installed here."""
-    versions = record.get("versions", {})
+    versions = record.versions or {}
     ours = {"scoremode": __version__, "numpy": metadata.version("numpy")}
     for name, own in ours.items():
         if versions.get(name) != own:
             return f"not compared: made by {name} {versions.get(name)}, and here is {own}"
-    if "intervals" not in record:
+    if not record.intervals:
         return "not compared: made before records said what blocks they are of"
     return None
 
@@ -261,30 +245,30 @@ def _sure(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _audit_intervals(
-    record: Mapping[str, Any], made: Mapping[str, Any], why: str | None, findings: Findings
+    record: Done, made: Mapping[str, Any], why: str | None, findings: Findings
 ) -> None:
-    if "intervals" not in record:
+    if not record.intervals:
         return
     if why is not None:
         findings.unchecked("intervals", "blocks", why)
         return
-    found = differences("intervals", record["intervals"], made["intervals"])
-    length = record["intervals"]["block_length"]
+    found = differences("intervals", record.document["intervals"], made["intervals"])
+    length = record.intervals.block_length
     held = "conversations, each whole" if length == 1 else f"of {length:,} tokens"
     findings.judge("intervals", "blocks", (d.words for d in found), held)
 
 
 def _audit_gates(
-    record: Mapping[str, Any], made: Mapping[str, Any], why: str | None, findings: Findings
+    record: Done, made: Mapping[str, Any], why: str | None, findings: Findings
 ) -> None:
-    for gate in record.get("gates", ()):
+    for gate in record.document.get("gates", ()):
         name, on = gate["name"], gate["on"]
         if on == "upper" and why is not None:
             findings.unchecked("gates", name, why)
             continue
         try:
-            judged = Gates(**{name: gate["limit"]}, on=on).judge(made)[0].to_json()
-        except (TypeError, KeyError, UsageError) as error:
+            judged = Gates(**{name: gate["limit"]}, on=on).judge(decode(made, Compared))[0].to_json()
+        except (TypeError, KeyError, ValueError, UsageError) as error:
             findings.wrong("gates", name, f"is no gate of this run: {error}")
             continue
         found = differences(f"gates.{name}", gate, judged)
@@ -294,12 +278,12 @@ def _audit_gates(
         findings.judge("gates", name, (d.words for d in found), words)
 
 
-def _audit_worst(record: Mapping[str, Any], scores: Scores, findings: Findings) -> None:
+def _audit_worst(record: Done, scores: Scores, findings: Findings) -> None:
     assert scores.against is not None
-    if "worst" not in record:
+    if record.worst is UNSET:
         findings.unchecked("worst", "all", "the record has none, and its scores give it")
         return
-    facts, theirs = worst_tokens(scores, scores.against), record["worst"]
+    facts, theirs = worst_tokens(scores, scores.against), record.document["worst"]
     if len(theirs) != len(facts):
         findings.wrong(
             "worst", "number", f"has {len(theirs)} targets, its scores give {len(facts)}"
@@ -311,11 +295,11 @@ def _audit_worst(record: Mapping[str, Any], scores: Scores, findings: Findings) 
         findings.judge("worst", str(i), (d.words for d in found), held)
 
 
-def _audit_noise_floor(record: Mapping[str, Any], findings: Findings) -> None:
-    if (floor := record.get("noise_floor")) is None:
+def _audit_noise_floor(record: Done, findings: Findings) -> None:
+    if (floor := record.noise_floor) is None:
         return
-    part, resolves = "noise_floor", floor["kld"]["value"] > 0
-    findings.same(part, "resolves", floor["resolves"], resolves, "its KLD gives")
+    part, resolves = "noise_floor", floor.kld.value > 0
+    findings.same(part, "resolves", floor.resolves, resolves, "its KLD gives")
     findings.unchecked(part, "kld", "the scores of the base's second run are not kept")
 
 

@@ -15,9 +15,6 @@ from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.finished import FinishedRun
 from scoremode.results.record.section import value_at
 
-__all__ = ["HELD_OUT", "check_same_plan", "differing", "not_held_out", "require_same"]
-
-
 # The largest share of targets in its calibration text with which a text counts as held out.
 HELD_OUT = 0.01
 

@@ -17,27 +17,16 @@ from scoremode.results.comparison.comparable import differing, not_held_out, req
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import FinishedRun, open_run
 from scoremode.results.record.checks import unlike_dtypes
+from scoremode.results.record.section import Metric
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.blocks import BlockLength
 from scoremode.results.statistics.bootstrap import (
     WHOLE,
-    Metric,
     percentile_interval,
     too_few,
     verdict,
 )
 from scoremode.results.statistics.means import Blocks, draws, estimates, mean_ends
-
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "by_group",
-    "check_folders",
-    "other_groups",
-    "ranked",
-    "ranking",
-]
-
 
 # A group's own, which are the same in all runs.
 _OF_GROUP = ("group", "n", "share")

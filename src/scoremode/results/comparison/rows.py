@@ -7,8 +7,6 @@ from typing import Any
 from scoremode.results.metrics import MetricSpec, shown
 from scoremode.results.record.section import value_at
 
-__all__ = ["base_row", "gib_of", "is_base", "run_row", "short_name"]
-
 
 def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
     """What a table of runs shows of one; `model` is what the table calls it."""

@@ -34,15 +34,6 @@ from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.results.statistics.means import Blocks, Mean
 
-__all__ = [
-    "FinishedRun",
-    "check_numbers",
-    "load_run",
-    "open_run",
-    "open_whole",
-    "read_verified",
-]
-
 # Sections that are there only where the Scores give them.
 _MADE = ("distribution", "breakdown", "thresholds", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
@@ -148,7 +139,7 @@ def read_verified(folder: Path, record: Done) -> tuple[Scores, Columns]:
     scores, extras = read_columns(path, record.scores.sha256, planned)
     if (record.scores.token_text is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
-    check_blocks(path, record.document, extras)
+    check_blocks(path, record, extras)
     if (record.corpus.group_by is not UNSET) != (LABEL in extras):
         raise RunFolderError(f"{path}: its column {LABEL} is not as the record has it")
     if (n := len(scores)) != planned:
@@ -173,10 +164,10 @@ def check_numbers(
     """
     document = record.document
     try:
-        made = remade(document, scores, extras)
+        made = remade(record, scores, extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
-    made |= check_stopped(folder, document, scores, extras)
+    made |= check_stopped(folder, record, scores, extras)
     for name, section in made.items():
         if name in document and name not in _NOT_COMPARED:
             _compare(folder / RECORD, name, document[name], section)
@@ -192,7 +183,7 @@ def check_numbers(
                 f"{folder / RECORD}: its number of worst targets is {len(document['worst'])}, and its "
                 f"scores give {len(facts)}"
             )
-    check_described(folder, document, scores, extras)
+    check_described(folder, record, scores, extras)
     return made
 
 

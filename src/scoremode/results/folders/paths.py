@@ -17,16 +17,6 @@ from scoremode.lib.files import write_text
 from scoremode.results.folders.store import RECORD, read_record
 from scoremode.results.record.checks import undone
 
-__all__ = [
-    "MANIFEST",
-    "check_folder",
-    "opened_through",
-    "replaceable",
-    "run_folders",
-    "write_output",
-]
-
-
 # A sweep's output holds runs, a demo's a folder of runs.
 _DEPTH = 2
 # A sweep's manifest lies beside its runs, and is among what `runs/*` names.

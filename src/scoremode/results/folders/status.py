@@ -27,8 +27,6 @@ from scoremode.results.scores import check_values
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
 
-__all__ = ["StatusReader", "found_runs", "pace"]
-
 _METRICS = ("ppl", "ppl_ratio", "kld")
 # A run that ends while it is read is read again; one that contradicts itself so often is damaged.
 _ATTEMPTS = 3

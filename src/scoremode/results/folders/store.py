@@ -48,28 +48,6 @@ from scoremode.results.folders.tables import (
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 
-__all__ = [
-    "HEAD",
-    "LOCK",
-    "PARTS",
-    "RECORD",
-    "SCORES",
-    "STATES",
-    "TOKENS",
-    "TOKEN_TEXT",
-    "Columns",
-    "RunFolder",
-    "drop_beginnings",
-    "find_runs",
-    "part_name",
-    "read_columns",
-    "read_json",
-    "read_record",
-    "read_scores",
-    "seal_of",
-    "tidy",
-]
-
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
 # Of a kept base.
 STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"

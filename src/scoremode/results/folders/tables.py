@@ -25,30 +25,6 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.text.task_requests import PlannedCorpus
 
-__all__ = [
-    "ANSWERS",
-    "LABEL",
-    "REQUESTS",
-    "ROW_BYTES",
-    "TOKEN_TEXT",
-    "Answers",
-    "Columns",
-    "answers_of",
-    "bytes_of",
-    "check_answered",
-    "check_conversations",
-    "check_texts",
-    "is_text",
-    "read_parquet",
-    "read_table",
-    "row_groups",
-    "texts_of",
-    "unpacked",
-    "write_requests",
-    "write_table",
-]
-
-
 REQUESTS, ANSWERS = "requests.parquet", "answers.parquet"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.lib.json import json_digest
@@ -25,24 +26,6 @@ from scoremode.results.record.section import value_at
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import stopping_section, window_sums
-
-__all__ = [
-    "check_blocks",
-    "check_described",
-    "check_done",
-    "check_identity",
-    "check_record",
-    "check_seal",
-    "check_stopped",
-    "checked_record",
-    "described_facts",
-    "identity_pairs",
-    "protocol_sha256",
-    "stopping",
-    "undone",
-    "unlike_dtypes",
-    "windows_sha256",
-]
 
 
 def checked_record(folder: Path, *, sealed: bool = True) -> Record:
@@ -89,9 +72,9 @@ def check_done(folder: Path, record: Record) -> Done:
     return record
 
 
-def undone(record: Mapping[str, Any]) -> str | None:
+def undone(document: Mapping[str, Any]) -> str | None:
     """Why a record is none of a whole run that is done, in words; None where it is."""
-    status, shard = record.get("status"), record.get("shard")
+    status, shard = document.get("status"), document.get("shard")
     if status == "done":
         return None
     if status == "shard" and isinstance(shard, Mapping):
@@ -100,54 +83,53 @@ def undone(record: Mapping[str, Any]) -> str | None:
             f"is shard {number}/{of} of a run, and no whole one: scoremode merge makes the run of all "
             f"{of}"
         )
-    reason = f" ({record['reason']})" if record.get("reason") else ""
+    reason = f" ({document['reason']})" if document.get("reason") else ""
     return f"is not done: its status is {status!r}{reason}"
 
 
 def stopping(
     scores: Scores,
-    rule: str | None,
-    seed: int | None,
-    planned: Mapping[str, Any],
+    rule: str,
+    seed: int,
+    planned: int,
+    conversations: int | None,
     extras: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """The section `stopping` under its name, of Scores whose windows were drawn from those that a
-    record has as `planned`; nothing without a rule. Raises ProtocolError for what is no rule."""
-    if rule is None or seed is None:
-        return {}
+    """The section `stopping` of Scores whose windows were drawn from so many `planned` ones, of so many
+    `conversations`. Raises ProtocolError for what is no rule."""
     sums = window_sums(scores, extras.get("weight"), extras.get(CONVERSATION))
-    windows, conversations = planned["windows"], planned.get("conversations")
-    return {"stopping": stopping_section(sums, windows, rule, seed, conversations)}
+    return stopping_section(sums, planned, rule, seed, conversations)
 
 
 def check_stopped(
-    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+    folder: Path, record: Record, scores: Scores, extras: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """The section of a finished run's checked record, made of its Scores.
+    """The section `stopping` of a finished run by its name, made of its Scores; none without a rule.
 
     Raises RunFolderError where it ended at another window than its rule ends it at.
     """
-    protocol, plan, file = record["protocol"], record["plan"], folder / RECORD
-    rule, seed, planned = protocol.get("stop_when"), protocol.get("seed"), plan.get("planned")
-    if (rule is None) != (planned is None) or (rule is None) != (seed is None):
+    file, windows = folder / RECORD, record.plan.windows
+    rule, seed, planned = record.protocol.stop_when, record.protocol.seed, record.plan.planned
+    if rule is UNSET and seed is UNSET and planned is UNSET:
+        return {}
+    if rule is UNSET or seed is UNSET or planned is UNSET:
         raise RunFolderError(
             f"{file}: its protocol's stop_when is {rule!r}, its seed {seed}, and its plan "
             f"{'has' if planned else 'lacks'} the windows that were planned"
         )
-    if rule is None or planned is None:
-        return {}
     try:
-        made = stopping(scores, rule, seed, planned, extras)
+        found = stopping(
+            scores, rule, seed, planned.windows, planned.conversations or None, extras
+        )
     except ProtocolError as error:
         raise RunFolderError(f"{file}: {error}") from None
-    found, windows = made["stopping"], plan["windows"]
     if found["after"] != windows or not found["met"]:
         where = f"after {found['after']}" if found["met"] else "after more"
         raise RunFolderError(
-            f"{file}: has {windows} of {planned['windows']} windows, and by its scores {rule} ends the "
+            f"{file}: has {windows} of {planned.windows} windows, and by its scores {rule} ends the "
             f"run {where}"
         )
-    return made
+    return {"stopping": found}
 
 
 # A value of the identity → where else the record has it.
@@ -170,13 +152,13 @@ _TWICE = {
 _NUMBERED = ("conversations", "pages", "requests")
 
 
-def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
+def check_blocks(path: Path, record: Record, extras: Mapping[str, Any]) -> None:
     """Raises RunFolderError unless the columns beside the Scores in `path` tell conversations where a
     checked record's protocol and plan have them: intervals are made of these."""
-    said = record["plan"].get("conversations")
+    said = record.plan.conversations or None
     numbers = extras.get(CONVERSATION)
     found = None if numbers is None else len(np.unique(numbers))
-    has_them = record["protocol"].get("text") in _NUMBERED
+    has_them = record.protocol.text in _NUMBERED
     if has_them != (found is not None) or said != found:
         raise RunFolderError(
             f"{path}: has {found or 'no'} conversations, and its record's plan {said or 'none'}"
@@ -184,12 +166,12 @@ def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any
 
 
 def check_described(
-    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+    folder: Path, record: Record, scores: Scores, extras: Mapping[str, np.ndarray]
 ) -> None:
     """Raises RunFolderError where the `protocol` and `plan` of a finished run's checked record are
     not those of its Scores, or not those of its `identity`."""
     file = folder / RECORD
-    check_identity(file, record)
+    check_identity(file, record.document)
     for name, (said, made) in described_facts(record, scores, extras).items():
         # The first records of all had no sha256 of a protocol; their plan's has it within.
         if said is not None and said != made:
@@ -199,23 +181,23 @@ def check_described(
 
 
 def described_facts(
-    record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+    record: Record, scores: Scores, extras: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[Any, Any]]:
     """Field of a checked record's `protocol` or `plan` → what it says, and what all else gives."""
-    plan, made = record["plan"], None
+    document, plan, made = record.document, record.plan, None
     if LABEL in extras:
         names, counts = np.unique(extras[LABEL].astype(str), return_counts=True)
         made = dict(zip(names.tolist(), counts.tolist(), strict=True))
     return {
         **_merged_facts(record, scores),
-        "plan.labels": (plan.get("labels"), made),
-        "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
-        "plan.windows": (plan["windows"], len(np.unique(scores.window))),
-        "plan.unique": (plan["unique"], len(np.unique(scores.index))),
-        "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
+        "plan.labels": (plan.labels or None, made),
+        "protocol.sha256": (record.protocol.sha256 or None, protocol_sha256(document["protocol"])),
+        "plan.windows": (plan.windows, len(np.unique(scores.window))),
+        "plan.unique": (plan.unique, len(np.unique(scores.index))),
+        "plan.sha256": (plan.sha256, windows_sha256(document, scores)),
         "reference.arithmetic": (
-            value_at(record, "reference.arithmetic"),
-            unlike_dtypes(record),
+            record.reference.arithmetic if record.reference else None,
+            unlike_dtypes(document),
         ),
     }
 
@@ -236,15 +218,15 @@ def unlike_dtypes(record: Mapping[str, Any]) -> str | None:
     return f"base in {base}, model in {own}: part of the divergence is arithmetic"
 
 
-def _merged_facts(record: Mapping[str, Any], scores: Scores) -> dict[str, tuple[Any, Any]]:
+def _merged_facts(record: Record, scores: Scores) -> dict[str, tuple[Any, Any]]:
     """The same of the shards that a run was merged of: they share out all its windows."""
-    if (merged := record.get("merged")) is None:
+    if not record.merged:
         return {}
-    windows = [list(shard["windows"]) for shard in merged["shards"]]
-    edges = [0, *(each[-1] if each else None for each in windows[:-1]), record["plan"]["windows"]]
+    windows = [list(shard.windows) for shard in record.merged.shards]
+    edges = [0, *(end for _, end in windows[:-1]), record.plan.windows]
     shared = [list(pair) for pair in pairwise(edges)]
-    rows = np.searchsorted(scores.window, [edge or 0 for edge in edges])
-    said = [shard["targets"] for shard in merged["shards"]]
+    rows = np.searchsorted(scores.window, edges)
+    said = [shard.targets for shard in record.merged.shards]
     return {
         "merged.windows": (windows, shared),
         "merged.targets": (said, np.diff(rows).tolist()),

@@ -54,21 +54,6 @@ from scoremode.results.record.text import (
     Tasks,
 )
 
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "SECTIONS",
-    "STATUSES",
-    "AnyStatus",
-    "Done",
-    "Invalid",
-    "Record",
-    "Running",
-    "ShardDone",
-    "needed_by",
-    "read_document",
-]
-
 SCHEMA = "scoremode.record"
 SCHEMA_VERSION = 2
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from scoremode.results.record.section import misfit, shortened
 
-__all__ = ["Difference", "differences", "first_difference"]
-
 # Sums in another order, on another machine, come this close.
 _RELATIVE, _ABSOLUTE = 1e-7, 1e-12
 

@@ -9,33 +9,6 @@ from msgspec import UNSET, UnsetType
 
 from scoremode.results.record.section import Count, Metric, Positive, Section, Sha256
 
-__all__ = [
-    "Activations",
-    "AddedTokens",
-    "BitsPerWeight",
-    "Checkpoint",
-    "Device",
-    "FloatType",
-    "Head",
-    "HeadHashes",
-    "HeadPlace",
-    "Kept",
-    "KvCache",
-    "KvScales",
-    "Mixture",
-    "Product",
-    "Reference",
-    "ReferenceCheckpoint",
-    "Replay",
-    "States",
-    "StatesFile",
-    "TakenModules",
-    "Tokenizer",
-    "TokensFile",
-    "TorchEngine",
-    "VllmEngine",
-]
-
 FloatType = Literal["bfloat16", "float16", "float32"]
 
 

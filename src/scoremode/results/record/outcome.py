@@ -9,24 +9,6 @@ from msgspec import UNSET, UnsetType
 
 from scoremode.results.record.section import Count, Fraction, Metric, Positive, Section, Sha256
 
-__all__ = [
-    "Gate",
-    "Group",
-    "GroupIntervals",
-    "Identity",
-    "IdentityDevice",
-    "IdentityEngine",
-    "IdentityShard",
-    "Intervals",
-    "Look",
-    "NoiseFloor",
-    "Part",
-    "ScoresFile",
-    "Stopping",
-    "Thresholds",
-    "WorstTarget",
-]
-
 
 class IdentityDevice(Section, frozen=True, kw_only=True):
     type: str

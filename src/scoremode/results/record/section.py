@@ -20,20 +20,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = [
-    "Count",
-    "Fraction",
-    "Metric",
-    "Positive",
-    "Section",
-    "Sha256",
-    "decode",
-    "misfit",
-    "shortened",
-    "value_at",
-    "words",
-]
-
 # Whole numbers of a record fit 64 bits, as numpy's and other languages' do.
 _MOST = 2**63 - 1
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -46,13 +32,20 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object of a record with its declared fields as attributes, read only."""
 
 
-class Metric(Section, frozen=True, kw_only=True):
-    """A number, its 95 % interval, and how many it is the mean of; `note`: why it has no interval."""
+class Metric(Section, frozen=True):
+    """A number: `value`, its 95 % interval, and how many evaluations it averages.
+
+    `ci95` is None where no interval can be given, and `note` says why.
+    """
 
     value: float
     ci95: tuple[float, float] | None
     n: Count
-    note: str | None
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        ends = None if self.ci95 is None else list(self.ci95)
+        return {"value": self.value, "ci95": ends, "n": self.n, "note": self.note}
 
 
 def words(text: str) -> Meta:

@@ -17,9 +17,11 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.metrics import METRIC, log_ratio
+from scoremode.results.record.definition import Record
+from scoremode.results.record.section import Metric
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import Places
-from scoremode.results.statistics.bootstrap import Metric, perplexity
+from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.results.statistics.breakdown import (
     Group,
     coded,
@@ -37,8 +39,6 @@ from scoremode.results.statistics.divergence import (
 )
 from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, Percentile, estimates
-
-__all__ = ["command_of", "now", "remade", "sections", "versions"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -58,11 +58,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def command_of(record: Mapping[str, Any]) -> list[str]:
+def command_of(record: Record) -> list[str]:
     """The command line that scored: of a merged run that of its first shard, whose flags all of them
     have but for `--shard`; none of a record that has none."""
-    shards = (record.get("merged") or {}).get("shards")
-    return list((shards[0] if shards else record).get("command") or [])
+    return (record.merged.shards[0] if record.merged else record).command or []
 
 
 def sections(
@@ -161,20 +160,16 @@ def _metrics(parts: Sequence[Group], block_length: int) -> list[dict[str, Metric
 
 
 def remade(
-    record: Mapping[str, Any],
+    record: Record,
     scores: Scores,
     extras: Mapping[str, np.ndarray],
     confident: float | None = None,
 ) -> dict[str, Any]:
     """The `sections` of a finished run, by the window and the threshold of its checked `record`;
     `confident`: by that threshold instead."""
-    said = (record.get("thresholds") or {}).get("confident", CONFIDENT)
-    return sections(
-        scores,
-        record["protocol"]["context_length"],
-        extras,
-        confident=float(said if confident is None else confident),
-    )
+    if confident is None:
+        confident = record.thresholds.confident if record.thresholds else CONFIDENT
+    return sections(scores, record.protocol.context_length, extras, confident=confident)
 
 
 def _resampled_columns(scores: Scores) -> dict[str, np.ndarray]:

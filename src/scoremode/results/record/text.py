@@ -10,37 +10,6 @@ from msgspec import UNSET, Meta, UnsetType
 from scoremode.results.record.model import Device
 from scoremode.results.record.section import Count, Fraction, Metric, Positive, Section, Sha256
 
-__all__ = [
-    "AnswersFile",
-    "BaseTask",
-    "Calibration",
-    "Conversations",
-    "Corpus",
-    "CorpusText",
-    "DataSet",
-    "Generated",
-    "Harness",
-    "Judged",
-    "Merged",
-    "MergedShard",
-    "Pages",
-    "Pairs",
-    "Plan",
-    "PlannedWindows",
-    "Prefix",
-    "Protocol",
-    "RequestsFile",
-    "Schedule",
-    "ScheduleChange",
-    "Shard",
-    "Share",
-    "Task",
-    "TaskGroup",
-    "Tasks",
-    "Template",
-    "TurnTargets",
-]
-
 ContextLength = Annotated[int, Meta(ge=2, le=2**31 - 1)]
 
 
@@ -94,6 +63,10 @@ class Conversations(Section, frozen=True, kw_only=True):
     turn_targets: TurnTargets | UnsetType = UNSET
 
 
+class CorpusFile(Section, frozen=True, kw_only=True):
+    source: str
+
+
 class Corpus(Section, frozen=True, kw_only=True):
     name: str
     source: str | None = None
@@ -106,6 +79,7 @@ class Corpus(Section, frozen=True, kw_only=True):
     separator: str | UnsetType = UNSET
     group_by: str | UnsetType = UNSET
     text: CorpusText
+    files: list[CorpusFile] | UnsetType = UNSET
     generated: Generated | UnsetType = UNSET
     conversations: Conversations | UnsetType = UNSET
 

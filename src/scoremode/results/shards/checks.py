@@ -25,8 +25,6 @@ from scoremode.results.record.section import shortened
 from scoremode.results.scores import check_values
 from scoremode.text.shard import Shard
 
-__all__ = ["OpenedShard", "check_shards", "open_shard", "shard_folders"]
-
 
 @dataclass(frozen=True, eq=False)
 class OpenedShard:

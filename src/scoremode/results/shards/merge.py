@@ -14,16 +14,14 @@ from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import SCORES, Columns, RunFolder, read_columns
-from scoremode.results.gates import Gates
+from scoremode.results.gates import Compared, Gates
 from scoremode.results.record.checks import check_described, check_done, checked_record
 from scoremode.results.record.definition import Done
-from scoremode.results.record.section import Count, Section, misfit
+from scoremode.results.record.section import Count, Section, decode, misfit
 from scoremode.results.record.sections import now, sections
 from scoremode.results.scores import Scores
 from scoremode.results.shards.checks import OpenedShard, check_shards, open_shard, shard_folders
 from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
-
-__all__ = ["merge", "merged_record"]
 
 
 class _Named(Section, frozen=True, kw_only=True):
@@ -213,11 +211,11 @@ def merge(
                     f"{shards[0].folder}: has no base, which a gate on KLD, ratio or top-1 needs"
                 )
             if gates:
-                record["gates"] = [gate.to_json() for gate in gates.judge(record)]
+                record["gates"] = [gate.to_json() for gate in gates.judge(decode(record, Compared))]
             folder.write_record(record)
             # As everybody will read it, and with the same doubts.
             merged = check_done(folder.path, checked_record(folder.path))
-            check_described(folder.path, record, *read_verified(folder.path, merged))
+            check_described(folder.path, merged, *read_verified(folder.path, merged))
         except (InvalidMeasurement, RunFolderError) as error:
             # By the name that it would have had.
             named = str(error).replace(str(folder.path), str(output))

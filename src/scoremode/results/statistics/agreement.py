@@ -51,20 +51,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.record.section import Metric
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import Places
-from scoremode.results.statistics.bootstrap import Metric, perplexity
-
-__all__ = [
-    "LIMITS",
-    "MIN_TARGETS",
-    "Difference",
-    "Limits",
-    "Verdict",
-    "difference",
-    "judge",
-    "logits_of",
-]
+from scoremode.results.statistics.bootstrap import perplexity
 
 # With fewer, neither a spread nor a correlation says much.
 MIN_TARGETS = 64

@@ -28,17 +28,6 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import covered
 from scoremode.results.statistics.means import Blocks
 
-__all__ = [
-    "CONVERSATION",
-    "CONVERSATIONS",
-    "SHORTEST",
-    "BlockLength",
-    "Places",
-    "block_length",
-    "politis_white",
-]
-
-
 Floats = NDArray[np.float64]
 
 SHORTEST = 1024

@@ -16,7 +16,7 @@ words and bytes are those of the page as it was before: so models with different
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -24,26 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement
+from scoremode.results.record.section import Metric
 from scoremode.results.scores import Scores
-
-__all__ = [
-    "FURTHEST",
-    "MIN_BLOCKS",
-    "WHOLE",
-    "Clusters",
-    "Metric",
-    "block_bootstrap",
-    "clusters",
-    "covered",
-    "pages_section",
-    "percentile_interval",
-    "perplexity",
-    "resampled",
-    "student",
-    "too_few",
-    "verdict",
-]
-
 
 MIN_BLOCKS = 8
 # The length of blocks that are whole conversations, pages or questions.
@@ -55,22 +37,6 @@ FURTHEST = 2
 _COVERED = ((15, 0.88), (30, 0.89), (60, 0.91), (100, 0.92))
 _SEED = 20_481
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number: `value`, its 95 % interval, and how many evaluations it averages.
-
-    `ci95` is None where no interval can be given, and `note` says why.
-    """
-
-    value: float
-    ci95: tuple[float, float] | None
-    n: int
-    note: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ci95": list(self.ci95) if self.ci95 else None}
 
 
 def perplexity(

@@ -19,18 +19,6 @@ from scoremode.results.statistics.divergence import CONFIDENT, effects_by
 from scoremode.results.statistics.means import Blocks, Mean, Percentile
 from scoremode.text.token_class import TOKEN_CLASSES
 
-__all__ = [
-    "CONFIDENCE_EDGES",
-    "TURN_STARTS",
-    "Group",
-    "coded",
-    "depth_groups",
-    "groups",
-    "labelled_groups",
-    "within",
-]
-
-
 # Of the base's probability of its likeliest token; an edge belongs to the group above it.
 CONFIDENCE_EDGES = (0.25, 0.5, 0.75, 0.95)
 # Positions below this are one group: a window has only one of each.

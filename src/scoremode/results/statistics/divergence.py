@@ -24,25 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.metrics import METRICS, delta_p
+from scoremode.results.record.section import Metric
 from scoremode.results.scores import Comparison, Scores
-from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import Blocks, Mean, Percentile, percentile
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable
-
-__all__ = [
-    "CONFIDENT",
-    "PERCENTS",
-    "Effects",
-    "distribution",
-    "divergence_means",
-    "effects_by",
-    "percentiles_of",
-    "rare",
-    "stream_of",
-    "worst_tokens",
-]
-
 
 Floats = NDArray[np.float64]
 

@@ -23,15 +23,6 @@ from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
 
-__all__ = [
-    "MIN_TOKENS",
-    "Estimate",
-    "LlamaCppBlock",
-    "block_of",
-    "block_section",
-    "llama_cpp_block",
-]
-
 # Below it llama-perplexity prints its table of chunks and no statistics.
 MIN_TOKENS = 100
 

@@ -18,30 +18,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.record.section import Metric
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
     WHOLE,
-    Metric,
     clusters,
     percentile_interval,
     resampled,
     too_few,
 )
-
-__all__ = [
-    "FLOOR",
-    "Blocks",
-    "Mean",
-    "Percentile",
-    "band",
-    "curve",
-    "draws",
-    "estimates",
-    "mean_ends",
-    "percentile",
-    "percentile_intervals",
-]
-
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")

@@ -34,9 +34,6 @@ from scoremode.results.statistics.bootstrap import (
     resampled,
 )
 
-__all__ = ["LEVEL", "Pair", "holm", "mcnemar", "paired_answers", "pairs", "student_cdf"]
-
-
 LEVEL = 0.05
 # With fewer resamples beyond 0, their number tells too little.
 _COUNTED = 10

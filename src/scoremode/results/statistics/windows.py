@@ -29,21 +29,6 @@ from scoremode.results.statistics.blocks import Places
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, student
 from scoremode.text.stopping import looks_of, stop_rule
 
-__all__ = [
-    "METHOD",
-    "METHOD_CONVERSATIONS",
-    "Estimate",
-    "Look",
-    "WindowSums",
-    "estimates_of",
-    "look_at",
-    "of_blocks",
-    "of_drawn",
-    "stopping_section",
-    "window_sums",
-]
-
-
 Floats = NDArray[np.float64]
 
 # Named in a record; another rule for looks or for intervals would have another name.

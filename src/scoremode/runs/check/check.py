@@ -1,7 +1,7 @@
 """An audit of published runs: everything that can be made again is, and held against the record."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.audit.numbers import audit_numbers, audited_record, audited_scores
 from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import Columns
+from scoremode.results.record.definition import Done
 from scoremode.results.record.model import FloatType
 from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now, versions
@@ -145,41 +146,40 @@ def _check(
     record = audited_record(folder, findings)
     if record is None:
         return {"run": str(folder), "model": None, "not_checked": [], **findings.to_json()}
-    document = record.document
     sources = replace(sources, directory=record.directory or None)
-    read = audited_scores(folder, document, findings)
+    read = audited_scores(folder, record, findings)
     if read is not None:
-        audit_numbers(folder, document, *read, findings)
+        audit_numbers(folder, record, *read, findings)
     tell("text", str(folder))
-    audit_protocol(document, findings)
+    audit_protocol(record, findings)
     plan = None
-    if (made := audited_plan(document, sources, findings, folder)) is not None:
+    if (made := audited_plan(record, sources, findings, folder)) is not None:
         plan, tokenizer = made
         if read is not None:
-            audit_targets(document, plan, tokenizer, *read, findings)
-    audit_answers(folder, document, findings)
-    audit_calibration(document, made, sources, findings)
+            audit_targets(record, plan, tokenizer, *read, findings)
+    audit_answers(folder, record, findings)
+    audit_calibration(record, made, sources, findings)
     tell("hash", str(folder))
-    audit_checkpoint(document, sources, findings)
-    audit_kept(folder, document, findings)
-    audit_attributions(folder, document, read, findings)
-    audit_reference(document, sources, None if read is None else read[0], findings)
+    audit_checkpoint(record, sources, findings)
+    audit_kept(folder, record, findings)
+    audit_attributions(folder, record, read, findings)
+    audit_reference(record, sources, None if read is None else read[0], findings)
     again = None
     if rerun is not None:
-        plan = plan or kept_plan(folder, document, sources, findings)
+        plan = plan or kept_plan(folder, record, sources, findings)
         tell("score", str(folder))
-        again = _again(document, read, plan, sources, rerun, progress, findings)
+        again = _again(record, read, plan, sources, rerun, progress, findings)
     held = [f.name for f in findings.found if (f.part, f.status) == ("second run", "held")]
     result = {
         "run": str(folder),
         "model": record.checkpoint.source,
-        "not_checked": not_checked(document, held),
+        "not_checked": not_checked(record.document, held),
     }
     return result | findings.to_json() | ({} if again is None else {"second_run": again})
 
 
 def _again(
-    record: Mapping[str, Any],
+    record: Done,
     read: tuple[Scores, Columns] | None,
     plan: Plan | None,
     sources: Sources,
@@ -189,9 +189,8 @@ def _again(
 ) -> dict[str, Any] | None:
     """Scores a share of the windows once more; None where that can't be done, which is noted."""
     part, name = "second run", "scores"
-    missing = [s for s in ("engine", "schedule", "protocol", "plan") if s not in record]
-    if read is None or missing:
-        what = f"record has no sound {missing[0]}" if missing else "scores can't be read"
+    if read is None or not (schedule := record.schedule):
+        what = "scores can't be read" if read is None else "record has no schedule"
         findings.unchecked(part, name, f"not made: the {what}")
         return None
     scores, extras = read
@@ -209,10 +208,11 @@ def _again(
 
     assert rerun.seed is not None
     batches = micro_batches(record, plan)
-    chunk, row = (record["schedule"].get(name) for name in ("chunk_tokens", "row_tokens"))
+    chunk, row = schedule.chunk_tokens or None, schedule.row_tokens or None
     drawn = drawn_windows(plan, batches, rerun.share, rerun.seed, chunk, row)
     windows = np.sort(np.concatenate([one.windows for one in drawn])).tolist()
-    options = options_of(record["engine"], rerun.device, trust_remote_code=rerun.trust_remote_code)
+    engine, trusted = record.document["engine"], rerun.trust_remote_code
+    options = options_of(engine, rerun.device, trust_remote_code=trusted)
     full = scores.against is not None and scores.against.jsd is not None
     try:
         again = score_again(
@@ -243,13 +243,12 @@ def _again(
     }
 
 
-def _no_options(record: Mapping[str, Any]) -> str | None:
+def _no_options(record: Done) -> str | None:
     """Options in a record that no engine takes, in words; None where there are none. They are of the
     model's engine, and of a base's that ran beside it."""
-    base = record.get("reference") or {}
-    engines = {"engine": record["engine"]}
-    if base.get("kind") == "model" and "engine" in base:
-        engines["reference.engine"] = base["engine"]
+    base, engines = record.reference, {"engine": record.document["engine"]}
+    if base and base.kind == "model" and base.engine:
+        engines["reference.engine"] = base.engine
     found = (misfit(engine, _Torch | _Vllm, name) for name, engine in engines.items())
     return next((words for words in found if words), None)
 

@@ -7,17 +7,21 @@ ask for it, and these are read as a command's are.
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.errors import CorpusError
+from scoremode.results.record.definition import Record
+from scoremode.results.record.model import Checkpoint, Reference, ReferenceCheckpoint, TakenModules
+from scoremode.results.record.model import Tokenizer as TokenizerSection
 from scoremode.results.record.sections import command_of
+from scoremode.results.record.text import Calibration as CalibrationSection
 from scoremode.spec.text import Calibration, Text
 from scoremode.text.protocol import Protocol
 
+CheckpointPlace = Checkpoint | ReferenceCheckpoint | TakenModules
 # A hub id with its commit, as a record has it.
 _ON_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})")
 # How a command shows a long text that was given in Python.
@@ -78,14 +82,14 @@ class Sources:
             self._found[place] = resolve_model(place, commit)
         return self._found[place]
 
-    def checkpoint(self, section: Mapping[str, Any], given: str | None, flag: str) -> ModelFiles:
+    def checkpoint(self, section: CheckpointPlace, given: str | None, flag: str) -> ModelFiles:
         """The files of the checkpoint that `section` describes, `given` by the user or the record's;
         may fetch it. Raises Unreachable, CheckpointError."""
         if given is not None:
             return self.model_files(given)
-        path, source = self.at(section.get("path") or section["source"]), section["source"]
-        if (mixture := section.get("mixture")) is not None:
-            source = mixture["source"]
+        path, source = self.at(section.path or section.source), section.source
+        if isinstance(section, Checkpoint | ReferenceCheckpoint) and section.mixture:
+            source = section.mixture.source
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
             return self.model_files(path)
         if (found := _ON_HUB.fullmatch(source)) is None:
@@ -97,24 +101,24 @@ class Sources:
             )
         return self.model_files(found["name"], found["commit"])
 
-    def other(self, take: Mapping[str, Any]) -> ModelFiles:
+    def other(self, take: TakenModules) -> ModelFiles:
         """The files of a checkpoint that a mixture takes modules from, given what the record says of
         it. Raises Unreachable, CheckpointError."""
-        if take["is_base"]:
+        if take.is_base:
             return self.checkpoint(take, self.reference, "--reference")
         try:
             return self.checkpoint(take, None, "")
         except Unreachable:
             raise Unreachable(
-                f"there is no {take['path']} here, from which {take['pattern']} was taken"
+                f"there is no {take.path} here, from which {take.pattern} was taken"
             ) from None
 
-    def base(self, section: Mapping[str, Any]) -> Path:
+    def base(self, section: Reference) -> Path:
         """A place of the kept base or the file of logits that a record's `reference` names."""
-        return Path(self.reference or self.at(section.get("path") or section["source"]))
+        return Path(self.reference or self.at(section.path or section.source))
 
     def tokenizer_of(
-        self, section: Mapping[str, Any], checkpoint: Mapping[str, Any], *, is_base: bool = False
+        self, section: TokenizerSection, checkpoint: CheckpointPlace, *, is_base: bool = False
     ) -> ModelFiles:
         """The files of a tokenizer, given what the record says of it and of its checkpoint, a base's
         with `is_base`: one that was the checkpoint's own is where this is. Raises Unreachable,
@@ -122,8 +126,8 @@ class Sources:
         given, flag = (self.reference, "--reference") if is_base else (self.model, "--model")
         if self.tokenizer is not None and not is_base:
             return resolve_tokenizer(self.tokenizer)
-        own = self.at(section["source"])
-        if section["source"] in (checkpoint.get("path"), checkpoint.get("source")):
+        own = self.at(section.source)
+        if section.source in (checkpoint.path, checkpoint.source):
             return self.checkpoint(checkpoint, given, flag)
         if os.path.exists(own):  # noqa: PTH110
             return resolve_tokenizer(own)
@@ -132,34 +136,33 @@ class Sources:
         raise Unreachable(f"there is no {own} here: --tokenizer PATH says where it lies")
 
 
-def protocol_of(record: Mapping[str, Any]) -> Protocol:
+def protocol_of(record: Record) -> Protocol:
     """The protocol that a record describes. Raises CorpusError for one of another release's."""
     known = {each.name for each in fields(Protocol)}
-    rules = {name: value for name, value in record["protocol"].items() if name != "sha256"}
+    rules = {name: value for name, value in record.document["protocol"].items() if name != "sha256"}
     if strange := sorted(rules.keys() - known):
         raise CorpusError(f"its protocol has {strange[0]}, which this release doesn't know")
     return Protocol(**rules)
 
 
-def text_flags(record: Mapping[str, Any], sources: Sources) -> Text:
+def text_flags(record: Record, sources: Sources) -> Text:
     """The flags that ask for the text of a record, all rows of it. Raises Unreachable, UsageError."""
-    section = record["corpus"]
-    source, chats = str(section.get("source") or section["name"]), section.get("conversations")
-    given: dict[str, Any] = {"group_by": section.get("group_by")}
+    section = record.corpus
+    source, chats = section.source or section.name, section.conversations
+    given: dict[str, Any] = {"group_by": section.group_by or None}
     # The flag that names a file of it.
-    flag = "dataset_file" if section["rows"] is not None else "file"
-    if chats is not None:
-        flag, template = "conversations", chats["template"] or {}
-        given |= {
-            "chat_template_kwargs": template.get("arguments") or {},
-            "chat_date": template.get("date"),
-            "skip_bad_rows": chats["bad_rows"],
-        }
-        if template.get("given"):
-            given["chat_template"] = sources.at(template["source"])
+    flag = "dataset_file" if section.rows is not None else "file"
+    if chats:
+        flag, template = "conversations", chats.template
+        given["skip_bad_rows"] = chats.bad_rows
+        if template is not None:
+            given["chat_template_kwargs"] = template.arguments
+            given["chat_date"] = template.date
+            if template.given:
+                given["chat_template"] = sources.at(template.source)
     elif flag == "dataset_file":
-        given["text_field"] = section.get("text_field")
-    if preset := section.get("preset"):
+        given["text_field"] = section.text_field or None
+    if preset := section.preset:
         flag = "dataset_file"
         given = {**given, "preset": preset, "text_field": None}
     if sources.files:
@@ -167,13 +170,13 @@ def text_flags(record: Mapping[str, Any], sources: Sources) -> Text:
     elif hub := sources.on_hub(source):
         repo, given["dataset_revision"] = hub
         if not preset:
-            given["dataset" if chats is None else "conversations"] = repo
-            given["dataset_config"], given["split"] = _split_of(section["name"])
+            given["conversations" if chats else "dataset"] = repo
+            given["dataset_config"], given["split"] = _split_of(section.name)
     elif source == "argument":
         given["text"] = _text_of(command_of(record))
     elif flag == "file":
-        own = section.get("files", ())
-        paths = [sources.file(file["source"]) for file in own] or [sources.file(source)]
+        own = section.files or ()
+        paths = [sources.file(file.source) for file in own] or [sources.file(source)]
         # A folder is called by its own name.
         folder = sources.at(source)
         given[flag] = [folder] if os.path.isdir(folder) else paths  # noqa: PTH112  a name too long
@@ -182,12 +185,12 @@ def text_flags(record: Mapping[str, Any], sources: Sources) -> Text:
     return Text(**given)
 
 
-def calibration_flags(section: Mapping[str, Any], sources: Sources) -> Calibration:
+def calibration_flags(section: CalibrationSection, sources: Sources) -> Calibration:
     """The flags that ask for the calibration text of a record's section. Raises Unreachable."""
-    source, text_field = str(section["source"]), str(section["text_field"])
+    source, text_field = section.source, section.text_field
     if hub := sources.on_hub(source):
         repo, commit = hub
-        config, split = _split_of(str(section["name"]))
+        config, split = _split_of(section.name)
         return Calibration(
             calibration=repo,
             calibration_config=config,

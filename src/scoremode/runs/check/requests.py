@@ -1,19 +1,18 @@
 """A run of requests, made again: texts → token ids → plan, and questions → metrics."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode.checkpoint.model_files import resolve_tokenizer
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
+from scoremode.results.record.definition import Done
 from scoremode.results.record.differences import differences
-from scoremode.results.record.section import decode
-from scoremode.results.record.text import AnswersFile, RequestsFile
+from scoremode.results.record.text import RequestsFile
 from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.results.statistics.pairs import paired_answers
 from scoremode.runs.planning import prefix_of
@@ -25,27 +24,27 @@ from scoremode.text.tokenizer import Tokenizer
 
 def audited_requests(
     folder: Path | None,
-    record: Mapping[str, Any],
+    record: Done,
     tokenizer: Tokenizer | None,
     protocol: Protocol,
     findings: Findings,
 ) -> Plan | None:
     """The plan of the requests that lie in a run's `folder`; None where that can't be made."""
-    if folder is None or "requests" not in record:
+    if folder is None or not record.requests:
         findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
         return None
     try:
-        found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
+        found = read_table(folder / REQUESTS, record.requests)
         names = ("task", "question", "place", "context", "continuation")
         rows = zip(*(found[n] for n in names), strict=True)
         corpus = request_corpus([TextRequest(*row) for row in rows])
     except (ScoremodeError, KeyError, TypeError) as error:
         findings.wrong("text", REQUESTS, str(error))
         return None
-    said = record["corpus"]
-    findings.same("text", "sha256", said["text"]["sha256"], corpus.source_sha256, f"{REQUESTS} has")
-    findings.same("text", "bytes", said["text"]["bytes"], corpus.text_bytes, f"{REQUESTS} has")
-    findings.same("text", "name", said["name"], corpus.name, f"{REQUESTS} has")
+    said = record.corpus
+    findings.same("text", "sha256", said.text.sha256, corpus.source_sha256, f"{REQUESTS} has")
+    findings.same("text", "bytes", said.text.bytes, corpus.text_bytes, f"{REQUESTS} has")
+    findings.same("text", "name", said.name, corpus.name, f"{REQUESTS} has")
     if tokenizer is None:
         findings.unchecked("plan", "token ids", "needs the tokenizer")
         return None
@@ -54,7 +53,7 @@ def audited_requests(
 
 def audited_pages(
     folder: Path | None,
-    record: Mapping[str, Any],
+    record: Done,
     pages: RequestCorpus,
     tokenizer: Tokenizer,
     protocol: Protocol,
@@ -63,9 +62,9 @@ def audited_pages(
     """The plan of the `pages` of a run's text; what lies of each in the run's `folder` is held against
     them."""
     windows = None
-    if folder is not None and "requests" in record:
+    if folder is not None and record.requests:
         try:
-            found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
+            found = read_table(folder / REQUESTS, record.requests)
             assert pages.sizes is not None
             texts = [request.continuation for request in pages.requests]
             made = {"continuation": texts, "words": pages.sizes[:, 0], "bytes": pages.sizes[:, 1]}
@@ -100,10 +99,10 @@ def _planned(
     return planned.plan
 
 
-def _audit_pages(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
+def _audit_pages(folder: Path, record: Done, file: RequestsFile, findings: Findings) -> None:
     part = "pages"
     try:
-        found = read_table(folder / REQUESTS, decode(record["requests"], RequestsFile))
+        found = read_table(folder / REQUESTS, file)
         words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
         own, base = np.array(found["logprob"], np.float64), found.get("base_logprob")
         theirs = None if base is None else np.array(base, np.float64)
@@ -111,34 +110,34 @@ def _audit_pages(folder: Path, record: Mapping[str, Any], findings: Findings) ->
     except (ScoremodeError, KeyError, TypeError, ValueError) as error:
         findings.wrong(part, "metrics", str(error))
         return
-    wrong = differences(part, record[part], made, of="its pages")
+    wrong = differences(part, record.document[part], made, of="its pages")
     findings.judge(part, "metrics", (d.words for d in wrong))
 
 
-def audit_answers(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
+def audit_answers(folder: Path, record: Done, findings: Findings) -> None:
     """Holds a record's accuracies, and what it says of pairs, against the questions in its file, and
     its perplexities of pages against these."""
-    if "pages" in record:
-        _audit_pages(folder, record, findings)
+    if record.pages and record.requests:
+        _audit_pages(folder, record, record.requests, findings)
     part = "tasks"
-    if (section := record.get(part)) is None:
+    if not (section := record.tasks):
         return
     try:
-        rows = read_table(folder / ANSWERS, decode(section["answers"], AnswersFile))
+        rows = read_table(folder / ANSWERS, section.answers)
     except ScoremodeError as error:
         findings.wrong(part, "sha256", str(error))
         return
     task, metric = np.array(rows["task"]), np.array(rows["metric"])
     values = np.array(rows["value"], np.float64)
-    parts = {name: [name] for name in section["tasks"]}
-    parts |= {name: group["tasks"] for name, group in section["groups"].items()}
+    parts = {name: [name] for name in section.tasks}
+    parts |= {name: group.tasks for name, group in section.groups.items()}
     for name, members in parts.items():
-        said = (section["groups"] if name in section["groups"] else section["tasks"])[name]
-        for key, whole in said["metrics"].items():
+        said = section.groups.get(name) or section.tasks[name]
+        for key, whole in said.metrics.items():
             here = np.isin(task, members) & (metric == key)
-            paired = said.get("pairs", {}).get(key)
+            paired = (said.pairs or {}).get(key)
             # Others are no means of questions, or of groups that weigh all tasks alike.
-            if not here.any() or (paired is None and name in section["groups"]):
+            if not here.any() or (paired is None and name in section.groups):
                 continue
             if key.startswith("acc") or paired is not None:
                 mean = float(values[here].mean())
@@ -149,6 +148,6 @@ def audit_answers(folder: Path, record: Mapping[str, Any], findings: Findings) -
             if paired is not None:
                 base = np.array(rows["base_value"], np.float64)[here]
                 made = paired_answers(values[here], base)
-                stated = {k: v for k, v in paired.items() if k in made}
+                stated = {k: v for k, v in msgspec.to_builtins(paired).items() if k in made}
                 found = differences(f"{name} {key}", stated, made, of="its questions")
                 findings.judge(part, f"{name} {key} pairs", (d.words for d in found))

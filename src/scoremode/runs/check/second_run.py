@@ -21,7 +21,9 @@ from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import FOLLOWING, Findings
+from scoremode.results.record.definition import Done
 from scoremode.results.record.differences import differences
+from scoremode.results.record.model import Reference as ReferenceSection
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores, concatenate
 from scoremode.results.statistics.agreement import LIMITS, Difference
@@ -89,7 +91,7 @@ def options_of(
 
 
 def score_again(
-    record: Mapping[str, Any],
+    record: Done,
     drawn: Sequence[Sample],
     model: ModelFiles,
     sources: Sources,
@@ -103,13 +105,13 @@ def score_again(
     Raises Unreachable for options that this model can't have, ScoremodeError.
     """
     longest = max(int(part.plan.lengths.max()) for part in drawn)
-    without, section = None, record.get("reference")
+    without, section = None, record.reference
     checkpoint = reopened(
-        record["checkpoint"], model, sources.other, code=options.trust_remote_code
+        record.checkpoint.mixture, model, sources.other, code=options.trust_remote_code
     )
     with ExitStack() as at_end:
         base: _Base | None = None
-        if section is not None:
+        if section:
             try:
                 base = _open_base(section, sources, options, longest)
             except Unreachable as error:
@@ -117,7 +119,7 @@ def score_again(
             else:
                 at_end.callback(base.close)
                 options = base.beside(options, drawn)
-        engine = _built(checkpoint, options, record["engine"], longest)
+        engine = _built(checkpoint, options, record.engine.vocabulary, longest)
         at_end.callback(engine.close)
         _check_ids(engine, drawn, model.name)
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
@@ -134,19 +136,25 @@ def score_again(
     return SecondRun(Scores.from_columns(columns), identity, without, described, of_base)
 
 
-def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
+def differing_conditions(record: Done, engine: Mapping[str, Any]) -> list[str]:
     """Conditions that can move a score and have changed since the record was made, in words."""
-    then = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    then = _then(record)
     here, there = engine["device"], then.get("device") or {}
     words = [f"device {name} {there.get(name)} then, {here[name]} now"
              for name in ("type", "name", "threads") if there.get(name) != here[name]]  # fmt: skip
     words += _differing_options(then, engine)
-    own, theirs = versions(), record.get("versions", {})
+    own, theirs = versions(), record.versions or {}
     return words + [
         f"{name} {theirs.get(name)} then, {own[name]} now"
         for name in _COMPUTING
         if theirs.get(name) != own[name]
     ]
+
+
+def _then(record: Done) -> dict[str, Any]:
+    """All that a record says of its engine."""
+    document = record.document
+    return {**document["engine"], **document.get("identity", {}).get("engine", {})}
 
 
 def _differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -254,11 +262,11 @@ class _Rows:
 
 
 def _open_base(
-    section: Mapping[str, Any], sources: Sources, options: TorchOptions, longest: int
+    section: ReferenceSection, sources: Sources, options: TorchOptions, longest: int
 ) -> _Base:
     """The base of a record's section, with the cache that it had: before runs had caches in formats of
     their own, a base had the one that it declares, as its model. Raises Unreachable, ScoremodeError."""
-    kind = section.get("kind")
+    kind = section.kind
     place = sources.base(section)
     if kind == "llama.cpp":
         if not place.is_file():
@@ -270,28 +278,28 @@ def _open_base(
 
     if kind == "stored" and is_run(place):
         return _Base(None, StoredReference(place))
-    checkpoint, engine = section.get("checkpoint"), section.get("engine")
-    if checkpoint is None or engine is None or kind == "stored":
+    checkpoint, engine = section.checkpoint, section.engine
+    if checkpoint is None or not engine or kind == "stored":
         raise Unreachable(f"there is no reference in {place}: --reference PATH says where it lies")
     opened = open_checkpoint(sources.checkpoint(checkpoint, sources.reference, "--reference"))
     own = options_of(engine, options.device, trust_remote_code=options.trust_remote_code)
-    return _Base(_built(opened, own, engine, longest), None)
+    return _Base(_built(opened, own, engine["vocabulary"], longest), None)
 
 
 def _built(
-    checkpoint: "Checkpoint", options: TorchOptions, engine: Mapping[str, Any], longest: int
+    checkpoint: "Checkpoint", options: TorchOptions, vocabulary: int, longest: int
 ) -> "TorchEngine":
     """An engine with a record's options. Raises Unreachable where the model can't have them."""
     from scoremode.engines.torch.engine import build_engine
 
     try:
-        return build_engine(checkpoint, options, engine["vocabulary"], longest)
+        return build_engine(checkpoint, options, vocabulary, longest)
     except UsageError as error:
         raise Unreachable(str(error)) from None
 
 
 def compare_again(
-    record: Mapping[str, Any],
+    record: Done,
     scores: Scores,
     weights: np.ndarray | None,
     again: SecondRun,
@@ -312,8 +320,8 @@ def compare_again(
     if again.without_base is not None:
         findings.unchecked(_PART, "comparison with the base", again.without_base)
     differing = differing_columns(ours, theirs)
-    length = record["protocol"]["context_length"]
-    found, verdict = judged(ours, again.engine, theirs, record["engine"], length, counted)
+    length = record.protocol.context_length
+    found, verdict = judged(ours, again.engine, theirs, record.document["engine"], length, counted)
     n = f"{len(ours):,} targets"
     if not differing:
         columns = ", ".join(name for name in ours.columns() if name in MEASURED)
@@ -343,16 +351,16 @@ def compare_again(
 
 
 def _compare_engines(
-    record: Mapping[str, Any], again: SecondRun, conditions: Sequence[str], findings: Findings
+    record: Done, again: SecondRun, conditions: Sequence[str], findings: Findings
 ) -> None:
     """Holds what a record says of its engine, and of a base's that ran beside, against the second run,
     where that ran on the same device with the same versions: anywhere else it may differ."""
-    said = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    said = _then(record)
     if said["engine"] == "vllm" or set(conditions) != set(_differing_options(said, again.engine)):
         return
-    base = (record.get("reference") or {}).get("engine") or {}
+    base = (record.reference and record.reference.engine) or {}
     for part, theirs, ours in (
-        ("engine", record["engine"], again.described),
+        ("engine", record.document["engine"], again.described),
         ("reference.engine", base, again.base),
     ):
         both = [name for name in FOLLOWING if name in theirs and name in ours]
@@ -390,7 +398,7 @@ def _unlike(found: Difference, differing: Mapping[str, int], n: str) -> str:
 
 
 def _judge_base(
-    record: Mapping[str, Any],
+    record: Done,
     ours: Scores,
     theirs: Scores,
     weights: np.ndarray | None,
@@ -406,8 +414,8 @@ def _judge_base(
         for scores, against in ((ours, ours.against), (theirs, theirs.against))
     )
     # A file of logits has no engine, and is what it was.
-    engine = record["reference"].get("engine") or {}
-    length = record["protocol"]["context_length"]
+    engine = (record.reference and record.reference.engine) or {}
+    length = record.protocol.context_length
     _, verdict = judged(one, engine, other, engine, length, weights)
     words = f"{n}: {verdict.words}{changed}"
     findings.judge(_PART, "base's log-probabilities", [] if verdict.agrees else [words], words)

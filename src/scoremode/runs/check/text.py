@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from scoremode.checkpoint.chat_template import chat_template, turn_ends
 from scoremode.checkpoint.model_files import ModelFiles
@@ -14,7 +15,10 @@ from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
+from scoremode.results.record.definition import Done
 from scoremode.results.record.differences import differences
+from scoremode.results.record.model import Tokenizer as TokenizerSection
+from scoremode.results.record.text import Template
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.runs.check.inputs import (
@@ -42,11 +46,9 @@ _OF_CORPUS = ("rows", "row_limit", "row_seed", "text_field", "preset", "separato
 _CHATS, _CALIBRATION = "conversations", "calibration"
 
 
-def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
+def audit_protocol(record: Done, findings: Findings) -> None:
     """Holds a protocol's name, by which people compare, against its rules: those of a preset, but for
     the changes that the name tells. No sha256 is of the name."""
-    if "protocol" not in record:
-        return
     part = "protocol"
     try:
         said = protocol_of(record)
@@ -77,20 +79,16 @@ def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
 
 
 def audited_plan(
-    record: Mapping[str, Any],
+    record: Done,
     sources: Sources,
     findings: Findings,
     folder: Path | None = None,
 ) -> tuple[Plan, Tokenizer] | None:
     """The plan, made anew of a run's text and tokenizer, and held against the record; None where they
     can't be reached. Requests lie in the run's own `folder`."""
-    missing = [s for s in ("corpus", "tokenizer", "protocol", "plan") if s not in record]
-    if missing:
-        findings.unchecked("plan", "token ids", f"the record has no sound {missing[0]}")
-        return None
-    find = partial(sources.tokenizer_of, record["tokenizer"], record.get("checkpoint", {}))
-    tokenizer = audited_tokenizer(record["tokenizer"], "tokenizer", find, findings)
-    if record["protocol"].get("text") == "requests":
+    find = partial(sources.tokenizer_of, record.tokenizer, record.checkpoint)
+    tokenizer = audited_tokenizer(record.tokenizer, "tokenizer", find, findings)
+    if record.protocol.text == "requests":
         plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
     else:
         plan = _text_plan(record, sources, tokenizer, findings, folder)
@@ -98,18 +96,19 @@ def audited_plan(
         return None
     plan = _as_stopped(record, plan)
     made = plan.to_json()
-    for name, value in record["plan"].items():
+    for name, value in record.document["plan"].items():
         if name in made:
             label = "token ids" if name == "tokens_sha256" else name
             findings.same("plan", f"{label} of the text", value, made[name], "its text gives")
-    if (said := record.get("identity", {}).get("labels")) is not None and plan.labels is not None:
+    said = record.identity.labels if record.identity else None
+    if said and plan.labels is not None:
         labels = plan.labels.sha256(plan.targets()[2])
         findings.same("record", "identity.labels", said, labels, "its text's groups give")
     return plan, tokenizer
 
 
 def _text_plan(
-    record: Mapping[str, Any],
+    record: Done,
     sources: Sources,
     tokenizer: Tokenizer | None,
     findings: Findings,
@@ -117,7 +116,7 @@ def _text_plan(
 ) -> Plan | None:
     """The plan of a run's text or conversations, None where these can't be reached; of pages what
     `folder` says of each is held against them."""
-    protocol, are_chats = protocol_of(record), _CHATS in record["corpus"]
+    protocol, are_chats = protocol_of(record), bool(record.corpus.conversations)
     if are_chats and (protocol.text != _CHATS or not protocol.long):
         words = f"{protocol.name} is for {protocol.text}, and the record has conversations"
         findings.wrong("plan", "token ids", words)
@@ -140,18 +139,19 @@ def _text_plan(
         return None
 
 
-def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> Corpus | None:
+def _audited_text(record: Done, sources: Sources, findings: Findings) -> Corpus | None:
     """The run's text or conversations, held against the record; None where they can't be read."""
-    section = record["corpus"]
-    part = _CHATS if _CHATS in section else "text"
+    section = record.corpus
+    part = _CHATS if section.conversations else "text"
     try:
         corpus = read_text(text_flags(record, sources))
         if isinstance(corpus, Conversations) != (part == _CHATS):
             raise CorpusError(
                 f"{corpus.name} is {'no ' * (part == _CHATS)}data set of conversations"
             )
-        corpus = corpus.limited_to(section["row_limit"], section.get("row_seed"))
-        rule = record["protocol"].get("text", section["text"]["rule"])
+        seed = None if section.row_seed is UNSET else section.row_seed
+        corpus = corpus.limited_to(section.row_limit, seed)
+        rule = record.protocol.text or section.text.rule
         digest, size = corpus.source_sha256, getattr(corpus, "size", 0)
         if part == "text":
             texts = corpus.texts(rule)
@@ -162,26 +162,26 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
     except ScoremodeError as error:
         # The hub may fail, and a file that the user gives may be another one; what lies at the
         # record's own place is what the record says, or wrong.
-        may_differ = sources.files or str(section.get("source")).startswith("hub:")
+        may_differ = sources.files or str(section.source).startswith("hub:")
         tell = findings.unchecked if may_differ else findings.wrong
-        tell(part, "sha256", f"{section['name']}: {error}")
+        tell(part, "sha256", f"{section.name}: {error}")
         return None
-    findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
+    findings.same(part, "rule", section.text.rule, rule, "its protocol has")
     held = findings.same(
-        part, "sha256", section["text"]["sha256"], digest, f"the text in {corpus.source} has"
+        part, "sha256", section.text.sha256, digest, f"the text in {corpus.source} has"
     )
-    findings.same(part, "bytes", section["text"]["bytes"], size, "the text has")
-    if sources.files and section["name"] != corpus.name:
-        words = f"the record calls it {section['name']}, and the file given is {corpus.name}"
+    findings.same(part, "bytes", section.text.bytes, size, "the text has")
+    if sources.files and section.name != corpus.name:
+        words = f"the record calls it {section.name}, and the file given is {corpus.name}"
         findings.unchecked(part, "name", words)
     else:
-        findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
-    if section["name"] == corpus.name:
-        made = corpus.to_json()
+        findings.same(part, "name", section.name, corpus.name, f"{corpus.source} is called")
+    if section.name == corpus.name:
+        made, said = corpus.to_json(), record.document["corpus"]
         for name in _OF_CORPUS if part == "text" else ("rows",):
-            if name in made or name in section:
-                findings.same(part, name, section.get(name), made.get(name), "the text gives")
-    if (said := section.get("source_sha256")) is None:
+            if name in made or name in said:
+                findings.same(part, name, said.get(name), made.get(name), "the text gives")
+    if (said := section.source_sha256) is None:
         return corpus
     if held and said != corpus.source_sha256 and sources.files:
         words = f"the same text came from another file: {corpus.source}"
@@ -192,17 +192,18 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
 
 
 def _chat_plan(
-    record: Mapping[str, Any],
+    record: Done,
     chats: Conversations,
     sources: Sources,
     tokenizer: Tokenizer,
     findings: Findings,
 ) -> Plan | None:
     """The plan of a run's conversations, by the template that the record names; None without it."""
-    said, template = record["corpus"][_CHATS], None
+    said, template = record.corpus.conversations, None
+    assert said
     places = _places(record, sources)
-    if said["template"] is not None:
-        template = _audited_template(said["template"], places, sources, tokenizer, findings)
+    if said.template is not None:
+        template = _audited_template(said.template, places, sources, tokenizer, findings)
         if template is None:
             findings.unchecked("plan", "token ids", "needs the chat template")
             return None
@@ -210,35 +211,35 @@ def _chat_plan(
     try:
         where = f"{' and '.join(map(str, places))} has"
         made = sorted(turn_ends(places, tokenizer))
-        findings.same(_CHATS, ends, said["ends"], made, where)
+        findings.same(_CHATS, ends, said.ends, made, where)
     except ScoremodeError as error:
         findings.unchecked(_CHATS, ends, str(error))
-    talk = chats.planned(protocol_of(record), tokenizer, template, frozenset(said["ends"]))
+    talk = chats.planned(protocol_of(record), tokenizer, template, frozenset(said.ends))
     # Bad rows are told with the names that data set and template had for the run.
-    names = {chats.name: record["corpus"]["name"]}
-    if template is not None:
-        names[template.source] = said["template"]["source"]
-    bad = talk.facts["bad"]
+    names = {chats.name: record.corpus.name}
+    if template is not None and said.template is not None:
+        names[template.source] = said.template.source
+    bad, document = talk.facts["bad"], record.document["corpus"][_CHATS]
     for ours, theirs in names.items():
         bad = [line.replace(ours, theirs) for line in bad]
     for name, value in (talk.facts | {"bad": bad}).items():
         if name in ("template", "ends"):
             continue
-        if name in said:
-            findings.same(_CHATS, name, said[name], value, "its data set gives")
+        if name in document:
+            findings.same(_CHATS, name, document[name], value, "its data set gives")
         else:
             words = "the record is of an earlier release, which didn't say it"
             findings.unchecked(_CHATS, name, words)
-    identity = record.get("identity", {}).get(_CHATS, {})
-    if said["template"] is not None and "template" in identity:
-        wanted = [said["template"][name] for name in ("sha256", "arguments", "date")]
+    identity = (record.identity and record.identity.conversations) or {}
+    if (stated := said.template) is not None and "template" in identity:
+        wanted = [stated.sha256, stated.arguments, stated.date]
         theirs = identity["template"]
         findings.same(_CHATS, "identity.template", theirs, wanted, "its template has")
     return talk.plan.arranged()
 
 
 def _audited_template(
-    said: Mapping[str, Any],
+    said: Template,
     places: list[ModelFiles],
     sources: Sources,
     tokenizer: Tokenizer,
@@ -248,8 +249,8 @@ def _audited_template(
     part, name = _CHATS, "chat template"
     try:
         own = [chat_template([place], tokenizer) for place in places]
-        if said["given"] and places:
-            own.append(chat_template(places, tokenizer, sources.file(said["source"])))
+        if said.given and places:
+            own.append(chat_template(places, tokenizer, sources.file(said.source)))
     except Unreachable:
         # It may be the model's own all the same.
         pass
@@ -258,26 +259,26 @@ def _audited_template(
         return None
     found = [template for template in own if template is not None]
     for each in found:
-        if each.sha256 == said["sha256"]:
-            findings.held(part, name, f"{each.source} has {said['sha256'][:12]}…")
+        if each.sha256 == said.sha256:
+            findings.held(part, name, f"{each.source} has {said.sha256[:12]}…")
             return each
     where = ", ".join(each.source for each in found) or "nothing that is here"
-    words = f"{said['source']} had {said['sha256'][:12]}…, which {where} has"
-    tell = findings.unchecked if said["given"] or not found else findings.wrong
+    words = f"{said.source} had {said.sha256[:12]}…, which {where} has"
+    tell = findings.unchecked if said.given or not found else findings.wrong
     tell(part, name, words)
     return None
 
 
-def _places(record: Mapping[str, Any], sources: Sources) -> list[ModelFiles]:
+def _places(record: Done, sources: Sources) -> list[ModelFiles]:
     """The files of the run's tokenizer, and those of its model where they lie elsewhere."""
-    found, checkpoint = dict[Path, ModelFiles](), record.get("checkpoint")
+    found, checkpoint = dict[Path, ModelFiles](), record.checkpoint
     for find in (
-        lambda: sources.tokenizer_of(record["tokenizer"], checkpoint or {}),
-        lambda: checkpoint and sources.checkpoint(checkpoint, sources.model, "--model"),
+        lambda: sources.tokenizer_of(record.tokenizer, checkpoint),
+        lambda: sources.checkpoint(checkpoint, sources.model, "--model"),
     ):
         try:
-            if place := find():
-                found.setdefault(place.path, place)
+            place = find()
+            found.setdefault(place.path, place)
         except (Unreachable, ScoremodeError):
             # The findings on tokenizer and checkpoint say so.
             continue
@@ -285,40 +286,39 @@ def _places(record: Mapping[str, Any], sources: Sources) -> list[ModelFiles]:
 
 
 def kept_plan(
-    folder: Path, record: Mapping[str, Any], sources: Sources, findings: Findings
+    folder: Path, record: Done, sources: Sources, findings: Findings
 ) -> Plan | None:
     """The plan by the token ids that a reference keeps: the run itself, or its base; None where there
     is none, or where they are another plan's."""
-    section = record.get("reference") or {}
-    place = folder if "kept" in record else None
-    if place is None and section.get("kind") == "stored":
+    section, place = record.reference, folder if record.kept else None
+    if place is None and section and section.kind == "stored":
         place = sources.base(section)
-    if place is None or "plan" not in record or not (place / "record.json").is_file():
+    if place is None or not (place / "record.json").is_file():
         return None
     from scoremode.reference.stored import StoredReference
 
     try:
         plan = StoredReference(place).plan()
-        if "kept" not in record and record["protocol"].get("seed") is not None:
+        if not record.kept and record.protocol.seed is not UNSET:
             # The base has all windows in the order of the text.
             plan = _as_stopped(record, plan.drawn(protocol_of(record)))
     except ScoremodeError as error:
         findings.unchecked("plan", "kept token ids", str(error))
         return None
-    wanted = record["plan"]["sha256"]
+    wanted = record.plan.sha256
     held = findings.same("plan", "kept token ids", wanted, plan.sha256, f"{place} gives")
     return plan if held else None
 
 
-def _as_stopped(record: Mapping[str, Any], plan: Plan) -> Plan:
+def _as_stopped(record: Done, plan: Plan) -> Plan:
     """The windows of a plan that a run took until its rule ended it; all of any other run."""
-    if "planned" not in record["plan"]:
+    if not record.plan.planned:
         return plan
-    return plan.first_windows(min(record["plan"]["windows"], len(plan)))
+    return plan.first_windows(min(record.plan.windows, len(plan)))
 
 
 def audit_targets(
-    record: Mapping[str, Any],
+    record: Done,
     plan: Plan,
     tokenizer: Tokenizer,
     scores: Scores,
@@ -345,7 +345,7 @@ def audit_targets(
         table = token_table(tokenizer)
         columns["token_class"] = table.classes[scores.target]
         columns["token_bytes"] = table.byte_counts[scores.target]
-        if TOKEN_TEXT in extras or record.get("scores", {}).get("token_text"):
+        if TOKEN_TEXT in extras or record.scores.token_text:
             columns[TOKEN_TEXT] = table.texts(scores.target)
     except (TokenizerError, IndexError) as error:
         table = None
@@ -364,9 +364,9 @@ def audit_targets(
                 f"{len(column)} rows differ)"
             ]
         findings.judge(part, name, words, "as the text has it")
-    if scores.against is not None and "worst" in record and table is not None:
+    if scores.against is not None and record.worst and table is not None:
         made = worst_tokens(scores, scores.against, plan=plan, table=table)
-        for i, (said, anew) in enumerate(zip(record["worst"], made, strict=False)):
+        for i, (said, anew) in enumerate(zip(record.document["worst"], made, strict=False)):
             texts = {k: v for k, v in said.items() if k == "context" or k.endswith("_text")}
             if texts:
                 found = differences(f"worst.{i}", texts, anew, of="its token ids")
@@ -374,7 +374,7 @@ def audit_targets(
 
 
 def audited_tokenizer(
-    section: Mapping[str, Any], part: str, find: Callable[[], ModelFiles], findings: Findings
+    section: TokenizerSection, part: str, find: Callable[[], ModelFiles], findings: Findings
 ) -> Tokenizer | None:
     """The tokenizer in the place that `find` finds, held against a record's section of it."""
     try:
@@ -383,22 +383,22 @@ def audited_tokenizer(
         findings.unchecked(part, "tokenizer" if part != "tokenizer" else "sha256", str(error))
         return None
     made = tokenizer.to_json()
-    for name in ("sha256", "size", "bos", "adds"):
-        if name in section:
+    for name, value in msgspec.to_builtins(section).items():
+        if name in ("sha256", "size", "bos", "adds"):
             label = name if part == "tokenizer" else f"tokenizer {name}"
-            findings.same(part, label, section[name], made[name], f"{tokenizer.source} has")
+            findings.same(part, label, value, made[name], f"{tokenizer.source} has")
     return tokenizer
 
 
 def audit_calibration(
-    record: Mapping[str, Any],
+    record: Done,
     made: tuple[Plan, Tokenizer] | None,
     sources: Sources,
     findings: Findings,
 ) -> None:
     """Holds a record's section `calibration` against its file, where that still lies there, or against
     the hub's, where that may be asked; `made`: the run's plan and tokenizer, where there are any."""
-    if (section := record.get(_CALIBRATION)) is None:
+    if not (section := record.calibration):
         return
     if made is None:
         findings.unchecked(_CALIBRATION, "share", "the scored text is not there to look in")
@@ -411,10 +411,11 @@ def audit_calibration(
     assert found is not None
     plan, tokenizer = made
     if not findings.same(
-        _CALIBRATION, "source", section["source_sha256"], found.source_sha256, f"{found.source} has"
+        _CALIBRATION, "source", section.source_sha256, found.source_sha256, f"{found.source} has"
     ):
         return
     again = found.looked_for(plan, tokenizer).section(plan)
     for name in again:
         if name not in ("name", "source", "source_sha256"):
-            findings.same(_CALIBRATION, name, section.get(name), again[name], "its text gives")
+            said = record.document[_CALIBRATION].get(name)
+            findings.same(_CALIBRATION, name, said, again[name], "its text gives")

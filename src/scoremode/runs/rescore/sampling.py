@@ -5,15 +5,16 @@ rows. So whole micro-batches are drawn, by the record's own schedule, and run ag
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.engines.base import Schedule
+from scoremode.results.record.definition import Record
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
@@ -63,13 +64,14 @@ class _Batches(Schedule):
         return [range(i, min(i + self.batch_windows, windows.stop)) for i in cuts]
 
 
-def micro_batches(record: Mapping[str, Any], plan: Plan) -> list[range]:
+def micro_batches(record: Record, plan: Plan) -> list[range]:
     """The windows of each micro-batch of a finished run, by its record's schedule."""
-    after = Schedule(**record["schedule"])
+    assert record.schedule
+    after = Schedule(**msgspec.to_builtins(record.schedule))
     before, passes_before = after, 0
-    if (change := record.get("schedule_change")) is not None:
-        before = replace(after, batch_windows=change["batch_windows_before"], split=1)
-        passes_before = change["after_passes"]
+    if change := record.schedule_change:
+        before = replace(after, batch_windows=change.batch_windows_before, split=1)
+        passes_before = change.after_passes
     return [
         batch
         for number, windows in enumerate(after.passes(plan))
