@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.card_groups import changes_of, made_run
 from support.chats.runs import TEMPLATE, write_rows
+from support.records import typed
 from support.run_folders import scores_of, write_run
 
 from scoremode.cli.kld import Kld
@@ -86,7 +87,7 @@ def test_it_asks_for_the_same(command, place, tmp_path, monkeypatch, capsys):
     whole = [str(place / word) if (place / word).exists() else word for word in asked]
     assert main([*whole, "-o", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
-    words = reproduction(read_record(folder))
+    words = reproduction(typed(read_record(folder)))
     assert str(place) not in shlex.join(words) and words[0] == "scoremode"
     found, wanted = request_of(words[1:]), request_of(asked)
     assert found.protocol.resolve(512) == wanted.protocol.resolve(512)
@@ -109,9 +110,11 @@ def test_the_field_of_a_text_is_known_without_a_command_line(demo, tmp_path):
     for folder, _ in find_runs(tmp_path / "runs"):
         record = read_record(folder)
         assert record["command"][1] == "sweep" and record["corpus"]["text_field"] == "body"
-        assert "--text-field body --num-samples 40 --seed 1" in shlex.join(reproduction(record))
+        assert "--text-field body --num-samples 40 --seed 1" in shlex.join(
+            reproduction(typed(record))
+        )
         findings = Findings()
-        assert audited_plan(record, Sources(), findings) is not None
+        assert audited_plan(typed(record), Sources(), findings) is not None
         assert {finding.status for finding in findings.found} == {"held"}
 
 
@@ -126,7 +129,7 @@ def test_a_kept_reference_is_named_by_its_model_and_the_text_by_its_file(
         main(["kld", str(place / "quant"), "--reference", str(tmp_path / "ref"), "-o", runs]) == 0
     )
     (folder,) = (tmp_path / "runs").iterdir()
-    words = reproduction(read_record(folder))
+    words = reproduction(typed(read_record(folder)))
     assert shlex.join(words) == (
         "scoremode kld quant --reference base --protocol disjoint --context-length 128 "
         "-f 'some text.txt'"
@@ -164,7 +167,7 @@ def test_a_kept_reference_is_named_by_its_model_and_the_text_by_its_file(
 )
 def test_texts_and_models_of_the_hub(changes, words, tmp_path):
     run = made_run(tmp_path / "x", 0.3, "hub:me/q@a1", **changes)
-    found = shlex.join(reproduction(read_record(run)))
+    found = shlex.join(reproduction(typed(read_record(run))))
     expected = (
         f"scoremode kld me/q --revision a1 --reference org/base --reference-revision {40 * 'b'} "
         f"--protocol disjoint --context-length 64 {words}"
@@ -179,7 +182,7 @@ def test_a_command_that_is_no_run_s_gives_no_flags(tmp_path):
         (["scoremode", "demo"], ["scoremode", "kld", "x", "--gone", "1"], [])
     ):
         run = made_run(tmp_path / str(i), 0.3, "models/q", command=command)
-        assert reproduction(read_record(run))[:5] == [
+        assert reproduction(typed(read_record(run)))[:5] == [
             "scoremode",
             "kld",
             "q",
@@ -204,7 +207,7 @@ def test_all_that_a_protocol_s_name_says_is_a_flag_once(tmp_path):
         "64",
     ]
     run = made_run(tmp_path / "x", 0.3, "q", command=command, **{"protocol.name": name})
-    words = shlex.join(reproduction(read_record(run)))
+    words = shlex.join(reproduction(typed(read_record(run))))
     assert "--protocol disjoint --context-length 64 --limit 5 --bos never -f" in words
     assert all(words.count(flag) == 1 for flag in ("--bos", "--limit", "--context-length"))
 
@@ -214,7 +217,7 @@ def test_an_engine_is_named(tmp_path):
         command=["scoremode", "kld", "q", "--reference", "b", "--engine", "vllm", "-tp", "2"]
     )
     run = write_run(tmp_path / "x", scores_of(0.3), model="q", changes=changes)
-    words = shlex.join(reproduction(read_record(run)))
+    words = shlex.join(reproduction(typed(read_record(run))))
     assert words.endswith("--engine vllm --tensor-parallel-size 2")
 
 
@@ -236,7 +239,7 @@ def test_a_sweep_s_run_is_measured_again_by_the_same_arithmetic(engine, words, t
     changes = {f"engine.{name}": value for name, value in engine.items()}
     command = ["scoremode", "sweep", "sweep.toml"]
     run = made_run(tmp_path / "x", 0.3, "models/q", command=command, **changes)
-    found = reproduction(read_record(run))
+    found = reproduction(typed(read_record(run)))
     assert shlex.join(found).endswith(f" -f made.txt {words}")
     parsed_command(found[1:])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from support.programs import run
+from support.records import typed
 
 from scoremode.cli.reproduction import reproduction
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -98,7 +99,7 @@ def test_two_quants_make_one(models, demo, text, capsys, tmp_path):
     assert code == 0 and "wrong: 0" in out and "could not be checked: 0" in out
     code, out, _ = run(capsys, "compare", str(tmp_path / "runs"))
     assert code == 0 and "W4A16-g32 + self_attn of NVFP4 + re:.*down_proj of W8A16 " in out
-    words = reproduction(record)
+    words = reproduction(typed(record))
     assert words[:3] == ["scoremode", "kld", "W4A16-g32"]
     assert words.count("--swap") == 2 and "self_attn=NVFP4" in words
     code, out, _ = run(capsys, "report", str(tmp_path / "runs"), "-o", str(tmp_path / "r.html"))

@@ -1,10 +1,13 @@
 """Swaps of a command line, and a record's mixture opened again."""
 
 import pytest
+from msgspec import UNSET
 
 from scoremode.checkpoint.model_files import resolve_local
 from scoremode.checkpoint.virtual import Mixture
 from scoremode.errors import CheckpointError, UsageError
+from scoremode.results.record.model import Mixture as Taken
+from scoremode.results.record.section import decode
 from scoremode.runs.models import mixture_section, opened, reopened, swaps_of
 from scoremode.runs.request import Swap
 
@@ -50,11 +53,13 @@ def test_a_record_s_mixture_opens_again(demo):
     asked = []
 
     def place(take):
-        asked.append(take["pattern"])
+        asked.append(take.pattern)
         return resolve_local(model)
 
-    again = reopened(mixture_section(first), resolve_local(model), place, code=False)
+    again = reopened(
+        decode(mixture_section(first)["mixture"], Taken), resolve_local(model), place, code=False
+    )
     assert again.fingerprint == first.fingerprint and asked == ["layers.0", "down_proj"]
     plain = opened(resolve_local(model), [], code=False)
     assert mixture_section(plain) == {} and not isinstance(plain, Mixture)
-    assert reopened({}, resolve_local(model), place, code=False).fingerprint == plain.fingerprint
+    assert reopened(UNSET, resolve_local(model), place, code=False).fingerprint == plain.fingerprint

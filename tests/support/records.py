@@ -6,9 +6,14 @@ from typing import Any
 from scoremode.results.record.definition import Record, read_document
 
 
-def with_fields(record: Record | dict[str, Any], fields: dict[str, Any]) -> Any:
+def typed(document: dict[str, Any]) -> Any:
+    """The record of a copy of a JSON object."""
+    return read_document(copy.deepcopy(document))
+
+
+def with_fields(record: Record, fields: dict[str, Any]) -> Any:
     """A copy of a record with other values: `fields` by their keys joined by dots."""
-    document = copy.deepcopy(record if isinstance(record, dict) else record.document)
+    document = copy.deepcopy(record.document)
     for path, value in fields.items():
         *parents, last = path.split(".")
         place = document

@@ -8,6 +8,7 @@ import pytest
 from engines.torch.ranks.joined import join, together
 from support.engine import make_engine, score
 from support.models import VOCAB, make_checkpoint
+from support.records import typed
 from support.request_plans import shared_plan
 
 from scoremode.engines.base import Extras, Schedule, Work
@@ -99,7 +100,7 @@ def test_drawn_micro_batches_score_the_same_bits(llama, schedule, whole):
     """As `check --against` has them."""
     engine = make_engine(llama, dtype="float32")
     record = {"schedule": schedule.to_json()}
-    batches = micro_batches(record, PLAN)
+    batches = micro_batches(typed(record), PLAN)
     parts = drawn_windows(PLAN, batches, 0.6, 1, None, schedule.row_tokens)
     assert sum(len(part.windows) for part in parts) > len(PLAN) / 2
     for part in parts:

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 from support.record_fields import changed, paths
+from support.records import typed
 
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores
@@ -24,7 +25,7 @@ def comparison(real_runs):
 
 def wrong_after(record, scores, extras, folder) -> list[str]:
     findings = Findings()
-    audit_numbers(folder, record, scores, extras, findings)
+    audit_numbers(folder, typed(record), scores, extras, findings)
     return [f"{f.part} {f.name}" for f in findings.found if f.status == "wrong"]
 
 
@@ -34,7 +35,7 @@ def test_each_number_that_is_off_is_told(comparison, real_runs, monkeypatch):
     # What is made of the scores is the same each time.
     from scoremode.results.audit import numbers
 
-    made = numbers.remade(record, scores, extras)
+    made = numbers.remade(typed(record), scores, extras)
     monkeypatch.setattr(numbers, "remade", lambda *_: copy.deepcopy(made))
     assert wrong_after(record, scores, extras, folder) == []
     places = [p for p in paths(record, most=MOST) if p[0] in SECTIONS]
@@ -59,13 +60,13 @@ def test_another_releases_intervals_are_not_compared_and_its_numbers_are(compari
     record["versions"]["numpy"] = "1.0"
     record["metrics"]["kld"]["ci95"] = [0.0, 9.0]
     findings = Findings()
-    audit_numbers(real_runs["kld"], record, scores, extras, findings)
+    audit_numbers(real_runs["kld"], typed(record), scores, extras, findings)
     assert findings.count("wrong") == 0
     left = {f.name: f.words for f in findings.found if f.status == "unchecked"}
     assert left["kld interval"].startswith("not compared: made by numpy 1.0, and here is ")
     record["metrics"]["kld"]["value"] += 1
     findings = Findings()
-    audit_numbers(real_runs["kld"], record, scores, extras, findings)
+    audit_numbers(real_runs["kld"], typed(record), scores, extras, findings)
     assert next(f.name for f in findings.found if f.status == "wrong") == "kld"
 
 
@@ -79,7 +80,7 @@ def test_a_section_or_a_metric_that_the_scores_do_not_give_is_told(comparison, r
         }
     )
     findings = Findings()
-    audit_numbers(real_runs["kld"], record, alone, extras, findings)
+    audit_numbers(real_runs["kld"], typed(record), alone, extras, findings)
     told = {f"{f.part} {f.name}" for f in findings.found if f.status == "wrong"}
     assert {"metrics kld", "distribution all", "breakdown all"} <= told
 
@@ -96,5 +97,5 @@ def test_columns_that_no_run_has_are_told(tmp_path, real_runs):
     ):
         pq.write_table(pa.table(scores.columns() | {name: column}), tmp_path / "scores.parquet")
         findings = Findings()
-        assert audited_scores(tmp_path, record, findings) is None
+        assert audited_scores(tmp_path, typed(record), findings) is None
         assert words in findings.found[-1].words

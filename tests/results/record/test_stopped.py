@@ -1,8 +1,10 @@
 """The record's section of a rule to stop by; tests/features/test_stop_when.py has whole runs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from msgspec import UNSET
 from support.run_folders import scores_of
 
 from scoremode.errors import ProtocolError, RunFolderError
@@ -12,34 +14,30 @@ SCORES = scores_of(0.3)
 WINDOWS = len(set(SCORES.window.tolist()))
 
 
-def record(**plan) -> dict:
-    return {
-        "protocol": {"stop_when": "kld±5%", "seed": 0},
-        "plan": {"windows": WINDOWS, "planned": {"windows": WINDOWS}} | plan,
-    }
+def record(planned=WINDOWS, stop_when="kld±5%", seed=0):
+    drawn = planned and SimpleNamespace(windows=planned, conversations=UNSET)
+    return SimpleNamespace(
+        protocol=SimpleNamespace(stop_when=stop_when, seed=seed),
+        plan=SimpleNamespace(windows=WINDOWS, planned=drawn),
+    )
 
 
 def test_there_is_none_without_a_rule():
-    assert stopping(SCORES, None, None, {"windows": WINDOWS}, {}) == {}
-    assert (
-        check_stopped(Path("run"), {"protocol": {}, "plan": {"windows": WINDOWS}}, SCORES, {}) == {}
-    )
+    assert check_stopped(Path("run"), record(UNSET, UNSET, UNSET), SCORES, {}) == {}
     with pytest.raises(ProtocolError):
-        stopping(SCORES, "kld", 0, {"windows": WINDOWS}, {})
+        stopping(SCORES, "kld", 0, WINDOWS, None, {})
 
 
 def test_a_run_that_went_on_behind_its_end_is_refused():
-    ended = stopping(SCORES, "kld±5%", 0, {"windows": WINDOWS}, {})["stopping"]
+    ended = stopping(SCORES, "kld±5%", 0, WINDOWS, None, {})
     assert ended["after"] < WINDOWS and ended["met"]
     with pytest.raises(RunFolderError, match=f"ends the run after {ended['after']}$"):
         check_stopped(Path("run"), record(), SCORES, {})
     with pytest.raises(RunFolderError, match=r"ends the run after more$"):
-        few = record() | {"protocol": {"stop_when": "kld±0.001%", "seed": 0}}
-        few["plan"]["planned"]["windows"] = WINDOWS * 3
-        check_stopped(Path("run"), few, SCORES, {})
+        check_stopped(Path("run"), record(WINDOWS * 3, "kld±0.001%"), SCORES, {})
 
 
 def test_a_rule_and_what_was_planned_come_together():
-    for change in ({"protocol": {}}, {"plan": {"windows": 3}}, {"protocol": {"seed": 1}}):
+    for lacking in ((WINDOWS, UNSET, UNSET), (UNSET,), (WINDOWS, UNSET)):
         with pytest.raises(RunFolderError, match="its protocol's stop_when is"):
-            check_stopped(Path("run"), record() | change, SCORES, {})
+            check_stopped(Path("run"), record(*lacking), SCORES, {})

@@ -1,10 +1,14 @@
 """The audit's second look for the calibration text."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from msgspec import UNSET
 
 from scoremode.results.audit.findings import Findings
+from scoremode.results.record.section import decode
+from scoremode.results.record.text import Calibration
 from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.text import audit_calibration
 from scoremode.text.calibration import calibration_of_file
@@ -30,7 +34,10 @@ def made(demo, tmp_path):
 
 def found(section, made, **sources):
     findings = Findings()
-    audit_calibration({"calibration": section}, made, Sources(**sources), findings)
+    record = SimpleNamespace(
+        calibration=decode(section, Calibration), document={"calibration": section}
+    )
+    audit_calibration(record, made, Sources(**sources), findings)
     return {f.name: (f.status, f.words) for f in findings.found}
 
 
@@ -53,5 +60,5 @@ def test_another_file_is_wrong_and_none_is_not_checked(made):
     assert "--fetch" in found(section | {"source": "hub:o/d@1"}, plan)["share"][1]
     assert found(section, None)["share"][0] == "unchecked"
     findings = Findings()
-    audit_calibration({}, plan, Sources(), findings)
+    audit_calibration(SimpleNamespace(calibration=UNSET), plan, Sources(), findings)
     assert not findings.found

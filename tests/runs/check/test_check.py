@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.forged_runs import cut, flipped, forged, sealed, wrong
 from support.record_fields import mutations
+from support.records import typed
 
 from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, UsageError
@@ -398,7 +399,7 @@ def test_whatever_a_record_holds_is_a_finding_or_a_refusal(published, tmp_path, 
     record = read_record(run)
     scores, extras = read_columns(run / SCORES)
     # What is made of the scores is the same each time; opening the models is, too.
-    made = numbers.remade(record, scores, extras)
+    made = numbers.remade(typed(record), scores, extras)
     monkeypatch.setattr(numbers, "remade", lambda *_: copy.deepcopy(made))
     monkeypatch.setattr("scoremode.runs.check.files._audit", lambda *_: None)
     monkeypatch.setattr("scoremode.runs.check.check.audit_checkpoint", lambda *_: None)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.records import typed
 
 from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.folders.store import read_record, read_scores
@@ -19,7 +20,7 @@ def compared(published):
     def work(changed, now=None):
         findings, engine = Findings(), record["identity"]["engine"] | (now or {})
         value = compare_again(
-            record, scores, None, SecondRun(changed(scores), engine, None), findings
+            typed(record), scores, None, SecondRun(changed(scores), engine, None), findings
         )
         return value, {f.name: (f.status, f.words) for f in findings.found}
 
@@ -103,7 +104,7 @@ def test_scales_that_a_second_run_is_given_are_compared_without_where_they_are_f
         given = cache | {"scales": {"source": "a record's", "k": [[k]], "v": [[0.25]]}}
         findings, engine = Findings(), record["identity"]["engine"]
         again = SecondRun(scores, engine, None, {"kv_cache": given})
-        compare_again(record, scores, None, again, findings)
+        compare_again(typed(record), scores, None, again, findings)
         assert {f.name: f.status for f in findings.found} == {"engine": status, "scores": "held"}
     listed = not_checked(record, ["engine", "scores"])
     for name in ("source", "windows", "tokens"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.chats.runs import TEMPLATE
+from support.records import typed
 
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
@@ -30,7 +31,7 @@ def audited(place: Path, change: Callable[[dict], None] = lambda _: None, **more
     change(record)
     sources = Sources(model=str(place / "model"), files=(place / "chats.jsonl",))
     findings = Findings()
-    audited_plan(record, replace(sources, **more), findings)
+    audited_plan(typed(record), replace(sources, **more), findings)
     return {f"{f.part} {f.name}": (f.status, f.words) for f in findings.found}
 
 

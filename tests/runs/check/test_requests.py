@@ -4,6 +4,7 @@ import copy
 
 import pyarrow as pa
 import pytest
+from support.records import typed
 from support.task_runs import measured_requests, rounded
 
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
@@ -27,7 +28,7 @@ def tokenizer(demo):
 
 def audited(folder, record, tokenizer):
     findings = Findings()
-    plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
+    plan = audited_requests(folder, typed(record), tokenizer, protocol_of(typed(record)), findings)
     return plan, findings
 
 
@@ -70,7 +71,7 @@ def test_an_answer_that_was_changed_is_found(column, run, tmp_path):
     record = copy.deepcopy(run.record.document)
     record["tasks"]["answers"] = write_table(tmp_path / ANSWERS, pa.table(rows))
     findings = Findings()
-    audit_answers(tmp_path, record, findings)
+    audit_answers(tmp_path, typed(record), findings)
     assert "tasks more acc,none pairs" in wrong(findings)
     assert ("tasks more acc,none" in wrong(findings)) == (column == "value")
     assert not any("ends" in each for each in wrong(findings))
@@ -81,5 +82,5 @@ def test_a_metric_that_was_changed_is_found(run):
     record["tasks"]["groups"]["both"]["pairs"]["acc,none"]["lost"] += 1
     record["tasks"]["tasks"]["ends"]["metrics"]["acc,none"] += 0.01
     findings = Findings()
-    audit_answers(run.folder, record, findings)
+    audit_answers(run.folder, typed(record), findings)
     assert wrong(findings) == ["tasks ends acc,none", "tasks both acc,none pairs"]

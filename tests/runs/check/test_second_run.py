@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 from support.forged_runs import wrong
+from support.records import typed
 
 from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
+from scoremode.results.record.model import Reference
+from scoremode.results.record.section import decode
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.check.inputs import Sources
 from scoremode.runs.check.second_run import (
@@ -41,10 +44,10 @@ def test_options_are_the_records(published):
 def test_conditions_are_the_device_the_options_and_the_versions(published):
     record = read_record(published.ppl)
     engine = copy.deepcopy(record["identity"]["engine"])
-    assert differing_conditions(record, engine) == []
+    assert differing_conditions(typed(record), engine) == []
     engine["device"]["name"], engine["dtype"] = "another", "float32"
     record["versions"]["torch"] = "1.0"
-    words = " | ".join(differing_conditions(record, engine))
+    words = " | ".join(differing_conditions(typed(record), engine))
     assert "device name" in words and "another now" in words
     assert "dtype bfloat16 then, float32 now" in words
     assert "torch 1.0 then" in words
@@ -78,7 +81,8 @@ def test_a_base_is_made_again_with_the_cache_that_it_had(published):
     section = copy.deepcopy(read_record(published.against_model)["reference"])
     for cache in (None, "int8-token"):
         section["engine"]["kv_cache_dtype"] = cache
-        base = _open_base(section, Sources(), options_of(section["engine"], None), 64)
+        options = options_of(section["engine"], None)
+        base = _open_base(decode(section, Reference), Sources(), options, 64)
         try:
             assert base._engine is not None
             assert base._engine.identity().get("kv_cache_dtype") == cache
@@ -88,12 +92,13 @@ def test_a_base_is_made_again_with_the_cache_that_it_had(published):
 
 def test_a_model_that_lacks_a_token_is_another_one(published):
     record = read_record(published.ppl)
-    found = audited_plan(record, Sources(), Findings())
+    found = audited_plan(typed(record), Sources(), Findings())
     assert found is not None
     plan, _ = found
-    drawn = drawn_windows(plan, micro_batches(record, plan), 0.1, 0)
+    drawn = drawn_windows(plan, micro_batches(typed(record), plan), 0.1, 0)
     record["engine"]["vocabulary"] = 5
     options = options_of(record["engine"], None)
     with pytest.raises(UsageError, match="is another model: the run has token id"):
-        score_again(record, drawn, resolve_local(published.quant), Sources(), options, full=False,
+        model = resolve_local(published.quant)
+        score_again(typed(record), drawn, model, Sources(), options, full=False,
                     progress=lambda *_: None)  # fmt: skip

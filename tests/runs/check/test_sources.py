@@ -3,12 +3,24 @@
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from scoremode.checkpoint.model_files import ModelFiles
+from scoremode.results.record.model import ReferenceCheckpoint, Tokenizer
 from scoremode.runs.check.inputs import Sources, Unreachable
 
 COMMIT = "ab" * 20
-HUB = {"source": f"hub:org/model@{COMMIT}", "path": "/gone/snapshots"}
+
+
+def of(source, path=UNSET):
+    return ReferenceCheckpoint(source=source, path=path, fingerprint="f")
+
+
+def tokenizer(source):
+    return Tokenizer(source=source, sha256="0", size=1)
+
+
+HUB = of(f"hub:org/model@{COMMIT}", "/gone/snapshots")
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +31,11 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_the_users_place_comes_before_the_records(tmp_path):
-    section = {"source": "model", "path": str(tmp_path)}
+    section = of("model", str(tmp_path))
     assert str(Sources().checkpoint(section, None, "--model")) == str(tmp_path)
     assert str(Sources().checkpoint(section, "elsewhere", "--model")) == "elsewhere"
     with pytest.raises(Unreachable, match="no /gone/model here: --model PATH says where it lies"):
-        Sources().checkpoint({"source": "m", "path": "/gone/model"}, None, "--model")
+        Sources().checkpoint(of("m", "/gone/model"), None, "--model")
 
 
 def test_the_hub_is_asked_for_the_records_commit_and_only_with_fetch(monkeypatch):
@@ -44,18 +56,18 @@ def test_the_hub_is_asked_for_the_records_commit_and_only_with_fetch(monkeypatch
 
 
 def test_a_tokenizer_lies_in_the_model_unless_it_has_a_place_of_its_own(tmp_path):
-    checkpoint = {"source": "m", "path": "/gone/m"}
-    for own in ({"source": "/gone/m"}, {"source": "m"}):
+    checkpoint = of("m", "/gone/m")
+    for own in (tokenizer("/gone/m"), tokenizer("m")):
         assert Sources(model="here").tokenizer_of(own, checkpoint).name == "here"
         other = Sources(model="here", tokenizer="there").tokenizer_of(own, checkpoint)
         assert other.name == "there"
-        found = checkpoint | {"path": str(tmp_path), "source": own["source"]}
+        found = of(own.source, str(tmp_path))
         assert Sources().tokenizer_of(own, found).path == tmp_path
-    own = {"source": str(tmp_path)}
+    own = tokenizer(str(tmp_path))
     assert Sources(model="here").tokenizer_of(own, checkpoint).path == tmp_path
-    assert Sources(model="here").tokenizer_of({"source": "/gone/x"}, checkpoint).name == "here"
+    assert Sources(model="here").tokenizer_of(tokenizer("/gone/x"), checkpoint).name == "here"
     with pytest.raises(Unreachable, match="--tokenizer PATH says where it lies"):
-        Sources().tokenizer_of({"source": "/gone/other"}, checkpoint)
+        Sources().tokenizer_of(tokenizer("/gone/other"), checkpoint)
 
 
 def test_a_bases_tokenizer_lies_in_the_base(tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from support.records import typed
 
 from scoremode.errors import CorpusError
 from scoremode.results.audit.findings import Findings
@@ -21,7 +22,7 @@ from scoremode.text.protocol import PRESETS, preset
 
 def audited(record, sources=None):
     findings = Findings()
-    found = audited_plan(record, sources or Sources(), findings)
+    found = audited_plan(typed(record), sources or Sources(), findings)
     return found, {f"{f.part} {f.name}": (f.status, f.words) for f in findings.found}
 
 
@@ -78,20 +79,20 @@ def test_the_same_text_from_another_file_holds_and_its_hash_is_not_compared(publ
 
 def test_a_protocol_of_another_release_is_refused_by_its_field(published):
     record = read_record(published.ppl)
-    assert protocol_of(record).sha256 == record["protocol"]["sha256"]
+    assert protocol_of(typed(record)).sha256 == record["protocol"]["sha256"]
     record["protocol"]["own"] = 1
     with pytest.raises(CorpusError, match="its protocol has own, which this release doesn't know"):
-        protocol_of(record)
+        protocol_of(typed(record))
 
 
 def test_the_plan_is_told_by_the_token_ids_that_a_reference_keeps(published):
     findings = Findings()
     record = read_record(published.against_kept)
-    plan = kept_plan(published.against_kept, record, Sources(), findings)
+    plan = kept_plan(published.against_kept, typed(record), Sources(), findings)
     assert plan is not None and plan.sha256 == record["plan"]["sha256"]
     assert [f.status for f in findings.found] == ["held"]
     alone = read_record(published.ppl)
-    assert kept_plan(published.ppl, alone, Sources(), findings) is None
+    assert kept_plan(published.ppl, typed(alone), Sources(), findings) is None
 
 
 def test_a_column_that_the_text_does_not_give_is_told(published):
@@ -102,7 +103,7 @@ def test_a_column_that_the_text_does_not_give_is_told(published):
     classes = extras["token_class"].copy()
     classes[7] += 1
     findings = Findings()
-    audit_targets(record, *found, scores, extras | {"token_class": classes}, findings)
+    audit_targets(typed(record), *found, scores, extras | {"token_class": classes}, findings)
     (wrong,) = (f for f in findings.found if f.status == "wrong")
     assert wrong.name == "token_class" and "row 7 has" in wrong.words and "(1 of" in wrong.words
 

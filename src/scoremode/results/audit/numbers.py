@@ -103,9 +103,7 @@ _RESAMPLED = ("ci95", "note", "error")
 _MADE = ("metrics", "distribution", "breakdown", "llama_cpp", "stopping")
 
 
-def audited_scores(
-    folder: Path, record: Done, findings: Findings
-) -> tuple[Scores, Columns] | None:
+def audited_scores(folder: Path, record: Done, findings: Findings) -> tuple[Scores, Columns] | None:
     """The Scores beside a record, and their further columns, whatever their hash; None where none can
     be read."""
     path, part = folder / SCORES, SCORES
@@ -267,7 +265,9 @@ def _audit_gates(
             findings.unchecked("gates", name, why)
             continue
         try:
-            judged = Gates(**{name: gate["limit"]}, on=on).judge(decode(made, Compared))[0].to_json()
+            judged = (
+                Gates(**{name: gate["limit"]}, on=on).judge(decode(made, Compared))[0].to_json()
+            )
         except (TypeError, KeyError, ValueError, UsageError) as error:
             findings.wrong("gates", name, f"is no gate of this run: {error}")
             continue

@@ -118,9 +118,7 @@ def check_stopped(
             f"{'has' if planned else 'lacks'} the windows that were planned"
         )
     try:
-        found = stopping(
-            scores, rule, seed, planned.windows, planned.conversations or None, extras
-        )
+        found = stopping(scores, rule, seed, planned.windows, planned.conversations or None, extras)
     except ProtocolError as error:
         raise RunFolderError(f"{file}: {error}") from None
     if found["after"] != windows or not found["met"]:

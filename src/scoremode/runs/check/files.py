@@ -268,9 +268,7 @@ def _audit_stored(
     findings.judge(part, name, words, f"as {folder} has them, within {most:.2g} nats")
 
 
-def _audit_replay(
-    said: Replay, apart: np.ndarray, window: np.ndarray, findings: Findings
-) -> None:
+def _audit_replay(said: Replay, apart: np.ndarray, window: np.ndarray, findings: Findings) -> None:
     """Audits what the record says of the base's replay: of all rows, or of those since it was resumed.
 
     - `apart`: the scores' base less the base's own log-probabilities, float64 [N]; `window`: of each.

@@ -285,9 +285,7 @@ def _places(record: Done, sources: Sources) -> list[ModelFiles]:
     return list(found.values())
 
 
-def kept_plan(
-    folder: Path, record: Done, sources: Sources, findings: Findings
-) -> Plan | None:
+def kept_plan(folder: Path, record: Done, sources: Sources, findings: Findings) -> Plan | None:
     """The plan by the token ids that a reference keeps: the run itself, or its base; None where there
     is none, or where they are another plan's."""
     section, place = record.reference, folder if record.kept else None
