@@ -143,7 +143,7 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
     check_folders(folders)
     runs = [open_run(folder) for folder in folders]
     for run in runs:
-        if run.at("protocol.text") == "requests":
+        if run.record.protocol.text == "requests":
             raise UsageError(
                 f"{run.folder}: answers tasks, and a card has perplexity and divergence of texts: "
                 "scoremode show RUN --format markdown gives its table"
@@ -165,8 +165,9 @@ def _grouped(runs: "Sequence[FinishedRun]") -> "list[list[FinishedRun]]":
     to the first of its plan's tables."""
     found: dict[tuple[object, ...], dict[object, list[FinishedRun]]] = {}
     for run in runs:
-        plan = run.at("plan.sha256"), run.at("engine.vocabulary"), run.targets_sha256
-        base = None if run.kld is None else run.at("reference.sha256")
+        record = run.record
+        plan = record.plan.sha256, record.engine.vocabulary, run.targets_sha256
+        base = record.reference.sha256 if record.reference and run.kld is not None else None
         found.setdefault(plan, {}).setdefault(base, []).append(run)
     groups = []
     for bases in found.values():

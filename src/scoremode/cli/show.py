@@ -111,13 +111,13 @@ def _token_table(session: Session, found: "FinishedRun") -> "TokenTable | None":
     from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
     from scoremode.text.token_class import token_table
 
-    source = str(found.at("tokenizer.source"))
+    source = found.record.tokenizer.source
     try:
         # A name on the hub is not asked for: nothing here needs a network.
         if not Path(source).exists():
             raise UsageError(f"{source}: is not there")
         tokenizer = checkpoint_tokenizer(source)
-        if tokenizer.sha256 != found.at("tokenizer.sha256"):
+        if tokenizer.sha256 != found.record.tokenizer.sha256:
             raise UsageError(f"{source}: is another tokenizer now")
         return token_table(tokenizer)
     except ScoremodeError as error:

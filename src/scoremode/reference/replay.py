@@ -5,7 +5,7 @@ same states through the same head must give those again: to the bit on the same 
 kernels, and else to the rounding of the logits, which is then the floor of every comparison.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import score_rows, tile_of
 from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
+from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, logits_of
 from scoremode.text.batching import grouped, parts_of
@@ -66,34 +67,34 @@ def replay(reference: StoredReference, device: torch.device) -> Replay:
 
 def _micro_batches(reference: StoredReference) -> Iterator[Span]:
     """Rows of each micro-batch of the first pass."""
-    record, scores = reference.record.document, reference.scores
-    if "batch_tokens" in record["schedule"]:
+    record, scores = reference.record, reference.scores
+    if record.schedule and record.schedule.batch_tokens:
         return _of_conversations(record, reference.plan())
     return _of_windows(record, scores)
 
 
-def _of_conversations(record: Mapping[str, Any], plan: Plan) -> Iterator[Span]:
+def _of_conversations(record: Done, plan: Plan) -> Iterator[Span]:
     """Rows of each micro-batch of conversations, whose lengths and the schedule tell them."""
-    schedule = record["schedule"]
-    rows = record["kept"]["states"]["files"][0]["rows"]
-    windows = range(int(np.searchsorted(plan.offsets, rows)))
-    most, tokens, pads = (schedule[k] for k in ("batch_windows", "batch_tokens", "pads"))
-    change, split = record.get("schedule_change"), schedule["split"]
-    if change is not None and change["after_passes"] > 0:
+    schedule = record.schedule
+    assert schedule and record.kept
+    windows = range(int(np.searchsorted(plan.offsets, record.kept.states.files[0].rows)))
+    most, tokens, pads = schedule.batch_windows, schedule.batch_tokens, bool(schedule.pads)
+    split, row = schedule.split or 1, schedule.row_tokens or None
+    if record.schedule_change and record.schedule_change.after_passes > 0:
         split = 1
-    row = schedule.get("row_tokens")
     for batch in grouped(plan, windows, tokens=tokens, most=most, pads=pads, row=row):
         for part in parts_of(batch, split):
             yield int(plan.offsets[part.start]), int(plan.offsets[part.stop])
 
 
-def _of_windows(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
+def _of_windows(record: Done, scores: Scores) -> Iterator[Span]:
     """Rows of each micro-batch of a text: so many neighbouring windows, fewer where another length
     begins, which the position of a window's last target tells."""
-    most, change = record["schedule"]["batch_windows"], record.get("schedule_change")
-    if change is not None and change["after_passes"] > 0:
-        most = change["batch_windows_before"]
-    window = scores.window[: record["kept"]["states"]["files"][0]["rows"]]
+    assert record.schedule and record.kept
+    most, change = record.schedule.batch_windows, record.schedule_change
+    if change and change.after_passes > 0:
+        most = change.batch_windows_before
+    window = scores.window[: record.kept.states.files[0].rows]
     edges = np.flatnonzero(np.diff(window, prepend=-1, append=-1))
     lasts = scores.position[edges[1:] - 1]
     begin = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from scoremode.checkpoint.bulk_io import hash_file
@@ -40,7 +41,8 @@ from scoremode.results.folders.store import HEAD, RECORD, TOKENS
 from scoremode.results.folders.tables import LABEL
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.definition import Done, Invalid
-from scoremode.results.record.section import Section, misfit
+from scoremode.results.record.model import HeadPlace, Kept
+from scoremode.results.record.model import StatesFile as KeptStates
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.text.plan import Labels, Plan, make_plan
@@ -50,17 +52,6 @@ from scoremode.text.protocol import Protocol
 def is_run(path: Path) -> bool:
     """Tells whether `path` is a run's folder, which a reference is."""
     return (path / "record.json").is_file()
-
-
-class _Files(Section, frozen=True, kw_only=True):
-    files: dict[str, str]
-
-
-class _Proven(Section, frozen=True, kw_only=True):
-    """The sections by which a kept base is told from others."""
-
-    identity: dict[str, Any]
-    checkpoint: _Files
 
 
 class StoredReference:
@@ -76,46 +67,49 @@ class StoredReference:
     def __init__(self, path: Path):
         self.path = path
         record = checked_record(path)
-        kept = record.document.get("kept")
-        wanted = "keep" in record.document.get("identity", {})
-        if kept is None and not wanted:
+        kept, keeps = record.kept, record.identity and record.identity.keep
+        if not kept and not keeps:
             raise ReferenceUnusable(
                 f"{path}: is a run that kept no states: scoremode reference makes one that does"
             )
         if isinstance(record, Invalid):
             raise ReferenceUnusable(f"{path}: ended as invalid: {record.reason}")
-        if kept is None or not isinstance(record, Done):
+        if not kept or not isinstance(record, Done):
             raise ReferenceUnusable(
                 f"{path}: is not finished (its status is {record.status}): "
                 "scoremode reference --resume goes on with it"
             )
         self.record = record
-        if found := misfit(record.document, _Proven):
-            raise ReferenceUnusable(f"{path / 'record.json'}: {found}")
-        self._states, self._head = kept["states"], kept["head"]
+        for name, there in (
+            ("identity", record.identity),
+            ("checkpoint.files", record.checkpoint.files),
+        ):
+            if there is UNSET:
+                raise ReferenceUnusable(f"{path / RECORD}: has no {name}")
+        self._states, self._head = kept.states, kept.head
         self._check_names(kept)
         # By device, heads by their entries too; `_arriving` are those on their way.
         self._prefetches: dict[torch.device, SpanPrefetch] = {}
         self._arriving: dict[torch.device, Task[None]] = {}
         self._heads: dict[tuple[torch.device, int, int], Head] = {}
         # None in references that were kept before tokens were.
-        self._tokens = kept.get("tokens")
-        self.sha256: str = kept["sha256"]
-        self.vocabulary: int = self._head["vocabulary"]
-        plan = record.document["plan"]
-        wanted = reference_sha256(plan["sha256"], self._states, self._head)
+        self._tokens = kept.tokens or None
+        self.sha256 = kept.sha256
+        self.vocabulary = self._head.vocabulary
+        section = record.document["kept"]
+        wanted = reference_sha256(record.plan.sha256, section["states"], section["head"])
         if wanted != self.sha256:
             raise ReferenceUnusable(f"{path / 'record.json'}: was changed: its parts have another "
                                     f"sha256 than {self.sha256[:12]}…")  # fmt: skip
-        if self._states["rows"] != plan["scored"]:
+        if self._states.rows != record.plan.scored:
             raise ReferenceUnusable(
-                f"{path}: {self._states['rows']} states for {plan['scored']} targets"
+                f"{path}: {self._states.rows} states for {record.plan.scored} targets"
             )
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of its states."""
-        return getattr(torch, self._states["dtype"])
+        return getattr(torch, self._states.dtype)
 
     @cached_property
     def scores(self) -> Scores:
@@ -135,7 +129,7 @@ class StoredReference:
             data = read_regular(path, MOST_TEXT, links=False)
         except OSError as error:
             raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-        _check_sha256(path, sha256(data).hexdigest(), self._tokens["sha256"])
+        _check_sha256(path, sha256(data).hexdigest(), self._tokens.sha256)
         tokens = np.frombuffer(data, "<i4").astype(np.int32)
         rules = {k: v for k, v in self.record.document["protocol"].items() if k != "sha256"}
         try:
@@ -144,7 +138,7 @@ class StoredReference:
             raise ReferenceUnusable(
                 f"{self.path}: its protocol is another scoremode's: {error}"
             ) from None
-        plan = kept_plan(tokens, protocol, self.record.document, lambda: self._columns)
+        plan = kept_plan(tokens, protocol, self.record, lambda: self._columns)
         if plan.sha256 != wanted:
             raise ReferenceUnusable(
                 f"{self.path}: its tokens make another plan than its record has (sha256 "
@@ -168,8 +162,8 @@ class StoredReference:
             self._heads[key] = Head(
                 weight[begin:end].to(device),
                 None if bias is None else bias[begin:end].to(device),
-                self._head["scale"],
-                self._head["softcap"],
+                self._head.scale,
+                self._head.softcap,
                 end - begin,
             )
         return self._heads[key]
@@ -197,8 +191,8 @@ class StoredReference:
 
     def held_bytes(self, device: torch.device) -> int:
         """Bytes of a GPU's memory that its head takes there, and two spans of two tiles' rows."""
-        width = self._states["width"]
-        head = self.vocabulary * width * getattr(torch, self._head["dtype"]).itemsize
+        width = self._states.width
+        head = self.vocabulary * width * getattr(torch, self._head.dtype).itemsize
         return head + 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
 
     def check_files(self) -> None:
@@ -206,17 +200,17 @@ class StoredReference:
         its scores. Raises ReferenceUnusable, RunFolderError."""
         scores, extras = self._columns
         check_numbers(self.path, self.record, scores, extras)
-        most = {TOKENS: MOST_TEXT} | {f["name"]: self._most(f) for f in self._states["files"]}
-        for file in filter(None, (self._tokens, *self._states["files"])):
-            path = self.path / file["name"]
+        most = {TOKENS: MOST_TEXT} | {f.name: self._most(f) for f in self._states.files}
+        for file in filter(None, (self._tokens, *self._states.files)):
+            path = self.path / file.name
             try:
-                check_regular(path, most[file["name"]], links=False)
+                check_regular(path, most[file.name], links=False)
                 found = hash_file(path)
             except OSError as error:
                 raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-            _check_sha256(path, found, file["sha256"])
+            _check_sha256(path, found, file.sha256)
         for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
-            wanted = self._head["sha256"].get(name)
+            wanted = getattr(self._head.sha256, name) or None
             found = None if tensor is None else digest_of(tensor)
             if found != wanted:
                 raise ReferenceUnusable(
@@ -241,7 +235,7 @@ class StoredReference:
 
     def _prefetch(self, device: torch.device) -> SpanPrefetch:
         if device not in self._prefetches:
-            rows, width = self._states["rows"], self._states["width"]
+            rows, width = self._states.rows, self._states.width
             self._prefetches[device] = SpanPrefetch(self.reader(), rows, width, self.dtype, device)
         return self._prefetches[device]
 
@@ -249,36 +243,36 @@ class StoredReference:
         """Reader of its states' bytes, without mapping them."""
         files = []
         # Mapped, they have been checked.
-        for file, mapped in zip(self._states["files"], self._files, strict=True):
-            path = self.path / file["name"]
+        for file, mapped in zip(self._states.files, self._files, strict=True):
+            path = self.path / file.name
             try:
                 files.append(StatesFile(path, begin_of_states(path), len(mapped)))
             except OSError as error:
                 raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-        return StatesReader(files, self._states["width"] * self.dtype.itemsize)
+        return StatesReader(files, self._states.width * self.dtype.itemsize)
 
     @cached_property
     def _files(self) -> list[torch.Tensor]:
         result = []
-        for file in self._states["files"]:
-            path = self.path / file["name"]
+        for file in self._states.files:
+            path = self.path / file.name
             states = read_states(path, self._most(file))
-            wanted = (file["rows"], self._states["width"])
+            wanted = (file.rows, self._states.width)
             name = str(states.dtype).removeprefix("torch.")
-            if tuple(states.shape) != wanted or name != self._states["dtype"]:
+            if tuple(states.shape) != wanted or name != self._states.dtype:
                 raise ReferenceUnusable(
                     f"{path}: holds {name} {list(states.shape)}, and the record says "
-                    f"{self._states['dtype']} {list(wanted)}"
+                    f"{self._states.dtype} {list(wanted)}"
                 )
             result.append(states)
         return result
 
-    def _check_names(self, kept: Mapping[str, Any]) -> None:
+    def _check_names(self, kept: Kept) -> None:
         """Raises ReferenceUnusable for files of other names than a reference's have, wherever those
         would lead."""
-        named = [("head", kept["head"]["file"], HEAD)]
-        named += [("tokens", (kept.get("tokens") or {}).get("name"), TOKENS)]
-        named += [("states", f["name"], name_of(i)) for i, f in enumerate(kept["states"]["files"])]
+        named = [("head", kept.head.file, HEAD)]
+        named += [("tokens", kept.tokens.name if kept.tokens else None, TOKENS)]
+        named += [("states", f.name, name_of(i)) for i, f in enumerate(kept.states.files)]
         for what, found, wanted in named:
             if found not in (None, wanted):
                 raise ReferenceUnusable(
@@ -286,9 +280,9 @@ class StoredReference:
                     f"reference's in {wanted!r}"
                 )
 
-    def _most(self, file: Mapping[str, Any]) -> int:
+    def _most(self, file: KeptStates) -> int:
         """The most bytes that a file of states has, by its rows."""
-        return HEADER_BYTES + file["rows"] * self._states["width"] * self.dtype.itemsize
+        return HEADER_BYTES + file.rows * self._states.width * self.dtype.itemsize
 
     def _span(self, span: Span) -> list[torch.Tensor]:
         rows = rows_of_files(span, map(len, self._files))
@@ -318,7 +312,7 @@ class StoredReference:
         import safetensors
 
         path = self.path / HEAD
-        entries = self.vocabulary * (self._head["width"] + 1)
+        entries = self.vocabulary * (self._head.width + 1)
         try:
             check_regular(path, HEADER_BYTES + 8 * entries, links=False)
             with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
@@ -330,12 +324,10 @@ class StoredReference:
         except (safetensors.SafetensorError, OSError) as error:
             raise ReferenceUnusable(f"{path}: {words_of(error, named=False)}") from None
 
-    def _from_checkpoint(
-        self, where: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        checkpoint = open_checkpoint(where["path"])
-        bias = where["bias"]
-        return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
+    def _from_checkpoint(self, where: HeadPlace) -> tuple[torch.Tensor, torch.Tensor | None]:
+        checkpoint = open_checkpoint(where.path)
+        bias = where.bias
+        return checkpoint.read(where.weight), None if bias is None else checkpoint.read(bias)
 
 
 def _check_sha256(path: Path, found: str, wanted: str) -> None:
@@ -348,7 +340,7 @@ def _check_sha256(path: Path, found: str, wanted: str) -> None:
 def kept_plan(
     tokens: NDArray[np.int32],
     protocol: Protocol,
-    record: Mapping[str, Any],
+    record: Done,
     columns: Callable[[], tuple[Scores, Mapping[str, np.ndarray]]],
 ) -> Plan:
     """The plan of `tokens` (int32 [N]) that a run's record describes, which nothing vouches for yet.
@@ -357,14 +349,14 @@ def kept_plan(
 
     Raises CorpusError, ProtocolError for tokens that can't be cut as the protocol says.
     """
-    bos = {name: record["plan"][name] for name in ("stream_bos", "window_bos")}
-    corpus = record["corpus"]
-    is_apart = "conversations" in corpus or corpus.get("joined") == "apart"
+    bos = {"stream_bos": record.plan.stream_bos, "window_bos": record.plan.window_bos}
+    corpus = record.corpus
+    is_apart = bool(corpus.conversations) or corpus.joined == "apart"
     if is_apart or protocol.is_of_requests:
         plan = _of_scores(tokens, protocol, bos, *columns())
     else:
         plan = make_plan(tokens, protocol, **bos)
-    if "group_by" not in corpus:
+    if not corpus.group_by:
         return plan
     scores, extras = columns()
     return replace(plan, labels=_labels(len(tokens), scores, extras[LABEL]))

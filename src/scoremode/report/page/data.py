@@ -158,7 +158,7 @@ def _section(
     ends = {id_: blocks.metrics(s.units) for id_, s in by_id.items()}
     runs = [
         run_of(
-            s, id_, models.index(s.run.at("checkpoint.source")), label, ends[id_],
+            s, id_, models.index(s.run.record.checkpoint.source), label, ends[id_],
             of_base=id_ in bases,
         )
         for (id_, s), label in zip(by_id.items(), labels, strict=True)
@@ -203,7 +203,7 @@ def _section(
 
 def _labels(summaries: Sequence[Summary], names: Mapping[str, str]) -> list[str]:
     """The models' names, with the run's folder where a model was measured twice in a section."""
-    found = [names[s.run.at("checkpoint.source")] for s in summaries]
+    found = [names[s.run.record.checkpoint.source] for s in summaries]
     folders = [s.run.folder.resolve().name for s in summaries]
     return [
         f"{name} ({folder if folders.count(folder) == 1 else summary.run.folder})"

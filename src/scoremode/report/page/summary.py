@@ -245,8 +245,9 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
     Raises RunFolderError.
     """
     run, scores, extras = open_whole(folder)
-    length = run.at("intervals.block_length")
-    blocks = run.places.blocks(length, run.weights)
+    # Made of the scores, as every section of a run that was read.
+    assert run.record.intervals
+    blocks = run.places.blocks(run.record.intervals.block_length, run.weights)
     compared = None
     if scores.against is not None:
         rows = _rows(scores, places)
@@ -275,7 +276,7 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
 
 
 def _units(run: FinishedRun) -> Units:
-    tokens = run.places.shortest(run.at("protocol.context_length"))
+    tokens = run.places.shortest(run.record.protocol.context_length)
     unit = run.places.numbered.astype(np.int64) // tokens
     weight = np.ones(len(unit)) if run.weights is None else run.weights
 
@@ -296,7 +297,7 @@ def _units(run: FinishedRun) -> Units:
 def _metrics(
     run: FinishedRun, scores: Scores, against: Comparison, blocks: Blocks
 ) -> dict[str, Metric]:
-    kept = run.at("distribution.kld")
+    kept = (run.record.distribution or {})["kld"]
     values = {percent: kept[f"{percent:g}"] for percent in PERCENTILES}
     found = percentile_intervals(against.kld, values, blocks)
     own, theirs = scores.top1 == scores.target, against.base_top1 == scores.target

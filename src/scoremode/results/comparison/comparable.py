@@ -7,8 +7,7 @@ tokenizer, the windows. Engines, dtypes and versions may move a number a little 
 another quantity: those are noted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoremode.errors import ReferenceUnusable, RunFolderError
@@ -30,21 +29,17 @@ def not_held_out(runs: Sequence[FinishedRun]) -> list[str]:
     ]
 
 
-_PLAN = "plan.sha256"
 _CAUSES = {
     "text sha256": "corpus.text.sha256",
+    "chat template sha256": "corpus.conversations.template.sha256",
+    "values for the chat template": "corpus.conversations.template.arguments",
+    "chat template's day": "corpus.conversations.template.date",
+    "tokens that end a turn": "corpus.conversations.ends",
     "tokenizer sha256": "tokenizer.sha256",
     "token ids sha256": "plan.tokens_sha256",
     "BOS of windows": "plan.window_bos",
     "number of windows": "plan.windows",
-    "plan sha256": _PLAN,
-}
-# Of conversations, in the section `corpus`.
-_CHATS = {
-    "chat template sha256": "conversations.template.sha256",
-    "values for the chat template": "conversations.template.arguments",
-    "chat template's day": "conversations.template.date",
-    "tokens that end a turn": "conversations.ends",
+    "plan sha256": "plan.sha256",
 }
 _NOTED = {
     "engine": "engine.engine",
@@ -64,7 +59,7 @@ _NOTED = {
 def check_same_plan(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
     """Raises ReferenceUnusable where the record `theirs`, which `what` names, is of another plan than
     `ours`."""
-    if found := _differing_plans(partial(value_at, ours), partial(value_at, theirs)):
+    if found := _differing_plans(ours, theirs):
         name, own, other = found
         raise ReferenceUnusable(
             f"{what}: is of another plan: its {name} is {_short(other)}, this run's {_short(own)}"
@@ -74,9 +69,9 @@ def check_same_plan(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: st
 def require_same(first: FinishedRun, other: FinishedRun) -> None:
     """Raises RunFolderError unless both scored the same targets of the same windows, by a softmax
     over as many entries."""
-    if found := _differing_plans(first.at, other.at):
+    if found := _differing_plans(first.record.document, other.record.document):
         _refuse(first, other, *found)
-    one, two = first.at("engine.vocabulary"), other.at("engine.vocabulary")
+    one, two = first.record.engine.vocabulary, other.record.engine.vocabulary
     if one != two:
         _refuse(first, other, "entries of the softmax", one, two)
     if first.targets_sha256 != other.targets_sha256:
@@ -87,13 +82,13 @@ def require_same(first: FinishedRun, other: FinishedRun) -> None:
 
 def differing(runs: Sequence[FinishedRun], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Differences between runs of one plan: `field`, and in `values` which runs have which."""
-    versions = sorted({name for run in runs for name in run.get("versions") or {}})
+    versions = sorted({name for run in runs for name in run.record.versions or {}})
     fields = _NOTED | {f"version of {name}": f"versions.{name}" for name in versions}
     found = []
     for field, path in fields.items():
         values: dict[str, list[str]] = {}
         for run, label in zip(runs, labels, strict=True):
-            value = run.get(path)
+            value = value_at(run.record.document, path)
             values.setdefault("none" if value is None else str(value), []).append(label)
         if len(values) > 1:
             found.append({"field": field, "values": values})
@@ -101,25 +96,23 @@ def differing(runs: Sequence[FinishedRun], labels: Sequence[str]) -> list[dict[s
 
 
 def _differing_plans(
-    ours: Callable[[str], Any], theirs: Callable[[str], Any]
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """The first difference between the plans of two records, of which each gives the value under
-    a field: its name and both values, None if none."""
-    if ours(_PLAN) == theirs(_PLAN):
+    """The first difference between the plans of two records' documents: its name and both values, None
+    if none."""
+    if ours["plan"]["sha256"] == theirs["plan"]["sha256"]:
         return None
-    one, two = ours("protocol"), theirs("protocol")
+    one, two = ours["protocol"], theirs["protocol"]
     # Two names of one procedure are one.
     for key in [*one, *(key for key in two if key not in one)]:
         if key not in ("name", "sha256") and one.get(key) != two.get(key):
             return f"protocol's {key}", one.get(key), two.get(key)
-    planned = value_at(ours("plan"), "planned.sha256")
-    if planned is not None and planned == value_at(theirs("plan"), "planned.sha256"):
-        windows = ours("plan.windows"), theirs("plan.windows")
+    planned = value_at(ours, "plan.planned.sha256")
+    if planned is not None and planned == value_at(theirs, "plan.planned.sha256"):
+        windows = ours["plan"]["windows"], theirs["plan"]["windows"]
         return f"number of windows when {one['stop_when']} ended it", *windows
-    first, *others = ((name, ours(path), theirs(path)) for name, path in _CAUSES.items())
-    both = ours("corpus"), theirs("corpus")
-    chats = ((name, *(value_at(each, path) for each in both)) for name, path in _CHATS.items())
-    return next(v for v in (first, *chats, *others) if v[1] != v[2])
+    both = ((name, value_at(ours, path), value_at(theirs, path)) for name, path in _CAUSES.items())
+    return next(v for v in both if v[1] != v[2])
 
 
 def _refuse(first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any) -> None:

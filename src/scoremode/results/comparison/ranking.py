@@ -17,6 +17,7 @@ from scoremode.results.comparison.comparable import differing, not_held_out, req
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import FinishedRun, open_run
 from scoremode.results.record.checks import unlike_dtypes
+from scoremode.results.record.model import Reference
 from scoremode.results.record.section import Metric
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.blocks import BlockLength
@@ -43,8 +44,8 @@ def by_group(
     found: dict[str, dict[str, Any]] = {}
     whose = _groups(runs)
     for run, label in zip(runs, labels, strict=True):
-        own = run.get("breakdown.label")
-        if own is None or whose is None or run.get("plan.labels") != whose:
+        own = run.record.document.get("breakdown", {}).get("label")
+        if own is None or not whose or run.record.plan.labels != whose:
             continue
         for group in own:
             of = {name: group[name] for name in _OF_GROUP}
@@ -57,19 +58,19 @@ def by_group(
 
 def other_groups(runs: Sequence[FinishedRun]) -> list[str]:
     """Notes on the runs that `by_group` leaves out."""
-    if (whose := _groups(runs)) is None:
+    if not (whose := _groups(runs)):
         return []
     return [
         f"{run.folder} has "
-        + ("no groups" if run.get("plan.labels") is None else "other groups")
+        + ("other groups" if run.record.plan.labels else "no groups")
         + ": it is not in their tables"
         for run in runs
-        if run.get("plan.labels") != whose
+        if run.record.plan.labels != whose
     ]
 
 
 def _groups(runs: Sequence[FinishedRun]) -> Mapping[str, int] | None:
-    return next((of for run in runs if (of := run.get("plan.labels")) is not None), None)
+    return next((of for run in runs if (of := run.record.plan.labels)), None)
 
 
 def _worst(group: Mapping[str, Any], by: str) -> float:
@@ -104,8 +105,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         one, two = list(references.values())[:2]
         differ = (
             f"{one.folder} and {two.folder} have other references: "
-            f"{one.at('reference.source')} (sha256 {one.at('reference.sha256')}) and "
-            f"{two.at('reference.source')} (sha256 {two.at('reference.sha256')})"
+            f"{_base_of(one).source} (sha256 {_base_of(one).sha256}) and "
+            f"{_base_of(two).source} (sha256 {_base_of(two).sha256})"
         )
         if by != "ppl":
             raise RunFolderError(f"{differ}: their KLD has no order; --by ppl ranks by perplexity")
@@ -132,7 +133,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "ranked_by": by,
         "why": why,
         "reference": section,
-        **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
+        **{name: runs[0].record.document[name] for name in ("corpus", "protocol", "plan")},
         "base": None if reference is None else base,
         "block_length": blocks.length,
         "intervals": chosen.to_json(blocks.filled),
@@ -163,12 +164,19 @@ def check_folders(folders: Sequence[Path]) -> None:
         seen[place] = folder
 
 
+def _base_of(run: FinishedRun) -> Reference:
+    """The base of a run with a KLD. Raises RunFolderError."""
+    if not run.record.reference or not run.record.reference.sha256:
+        raise RunFolderError(f"{run.folder}: its record has no reference.sha256")
+    return run.record.reference
+
+
 def _references(runs: Sequence[FinishedRun]) -> dict[str, FinishedRun]:
     """sha256 of every reference → the first run against it."""
     found: dict[str, FinishedRun] = {}
     for run in runs:
         if run.kld is not None:
-            found.setdefault(run.at("reference.sha256"), run)
+            found.setdefault(str(_base_of(run).sha256), run)
     return found
 
 
@@ -191,15 +199,15 @@ def _ranking(runs: Sequence[FinishedRun], bases: Sequence[bool], by: By | None) 
 
 def _key(run: FinishedRun, by: By) -> float:
     if by == "ppl":
-        return run.at("metrics.ppl.value")
-    return run.at("metrics.kld.value") if run.kld is not None else -np.inf
+        return run.record.metrics["ppl"].value
+    return run.record.metrics["kld"].value if run.kld is not None else -np.inf
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     """Short names: the model's last part, with its KV cache's format where those who share it differ by
     that, and with the run's folder where two share both."""
-    plain = [short_name(str(run.at("checkpoint.source"))) for run in runs]
-    caches = [run.get("engine.kv_cache_dtype") for run in runs]
+    plain = [short_name(run.record.checkpoint.source) for run in runs]
+    caches = [run.record.engine.kv_cache_dtype for run in runs]
     kinds = {name: {c for n, c in zip(plain, caches, strict=True) if n == name} for name in plain}
     names = [
         f"{name}, KV {cache}" if cache and len(kinds[name]) > 1 else name
@@ -222,7 +230,7 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
         columns[f"nll {i} - {i + 1}"] = a.nll - b.nll
         if a.kld is not None and b.kld is not None:
             columns[f"kld {i} - {i + 1}"] = a.kld - b.kld
-    context_length = runs[0].at("protocol.context_length")
+    context_length = runs[0].record.protocol.context_length
     return runs[0].places.chosen(columns, context_length, runs[0].weights)
 
 

@@ -27,7 +27,6 @@ from scoremode.results.record.checks import (
 )
 from scoremode.results.record.definition import Done, read_document
 from scoremode.results.record.differences import differences
-from scoremode.results.record.section import value_at
 from scoremode.results.record.sections import remade
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.blocks import Places
@@ -38,7 +37,6 @@ from scoremode.results.statistics.means import Blocks, Mean
 _MADE = ("distribution", "breakdown", "thresholds", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
-_MISSING = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +59,6 @@ class FinishedRun:
     places: Places
     weights: NDArray[np.float64] | None
     targets_sha256: str
-
-    def at(self, path: str) -> Any:
-        """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
-        if (value := value_at(self.record.document, path, _MISSING)) is _MISSING:
-            raise RunFolderError(f"{self.folder}: its record has no {path}")
-        return value
-
-    def get(self, path: str) -> Any:
-        """The record's value under `path` as `at` finds it, None where there is nothing."""
-        return value_at(self.record.document, path)
 
     def means(self, blocks: Blocks) -> dict[str, Mean]:
         """The metrics whose intervals runs shown together have from the same blocks."""

@@ -203,6 +203,7 @@ class Reference(Section, frozen=True, kw_only=True):
     source: str
     path: str | UnsetType = UNSET
     sha256: str | UnsetType = UNSET
+    fingerprint: str | UnsetType = UNSET
     states_sha256: str | UnsetType = UNSET
     checkpoint: ReferenceCheckpoint | None = None
     files: dict[str, str] | UnsetType = UNSET

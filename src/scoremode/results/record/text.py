@@ -80,6 +80,7 @@ class Corpus(Section, frozen=True, kw_only=True):
     group_by: str | UnsetType = UNSET
     text: CorpusText
     files: list[CorpusFile] | UnsetType = UNSET
+    joined: str | UnsetType = UNSET
     generated: Generated | UnsetType = UNSET
     conversations: Conversations | UnsetType = UNSET
 

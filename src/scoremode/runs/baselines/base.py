@@ -21,6 +21,7 @@ from scoremode.reference.base import Reference, Span
 from scoremode.reference.replay import Replay, compare_base, replay
 from scoremode.reference.stored import OrderedReference, StoredReference
 from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
@@ -102,6 +103,11 @@ def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
     arithmetic = {name: value for name, value in engine.items() if name not in _GROUPING}
     arithmetic["device"] = {k: engine["device"][k] for k in ("type", "name")}
     return json_digest([files, arithmetic])
+
+
+def base_of_record(record: Done) -> str:
+    """The same of a kept base, by its own record."""
+    return base_sha256(record.checkpoint.files or {}, record.document["identity"]["engine"])
 
 
 class ModelBaseline:
@@ -259,20 +265,18 @@ class StoredBaseline:
         return self._ordered or self.stored
 
     def section(self) -> dict[str, Any]:
-        record = self.stored.record.document
+        record, document = self.stored.record, self.stored.record.document
         names = ("source", "path", "fingerprint", "files", "bits_per_weight", "bytes", "gib")
         return {
             "kind": "model" if self._is_captured else "stored",
-            "source": record["checkpoint"]["source"]
-            if self._is_captured
-            else str(self.stored.path),
-            "sha256": base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
+            "source": record.checkpoint.source if self._is_captured else str(self.stored.path),
+            "sha256": base_of_record(record),
             "states_sha256": self.stored.sha256,
-            "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},
-            "tokenizer": record["tokenizer"],
-            "engine": record["engine"],
-            "metrics": record["metrics"],
-            "head": record["kept"]["head"],
+            "checkpoint": {k: v for k, v in document["checkpoint"].items() if k in names},
+            "tokenizer": document["tokenizer"],
+            "engine": document["engine"],
+            "metrics": document["metrics"],
+            "head": document["kept"]["head"],
             "replay_at_load": None if self._at_load is None else self._at_load.to_json(),
         }
 
@@ -297,15 +301,15 @@ class StoredBaseline:
 
 def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
     """Raises ReferenceUnusable where its plan is another by its tokens alone, with the first."""
-    record = stored.record.document
+    record = stored.record
     if (
-        record["plan"]["sha256"] == planned.plan.sha256
-        or record["protocol"]["sha256"] != planned.plan.protocol.sha256
-        or record["kept"].get("tokens") is None
+        record.plan.sha256 == planned.plan.sha256
+        or record.protocol.sha256 != planned.plan.protocol.sha256
+        or not (record.kept and record.kept.tokens)
     ):
         return
-    tokens, text = stored.plan().tokens, record["corpus"]["text"]["sha256"]
-    chat = record["corpus"].get("conversations")
+    tokens, text = stored.plan().tokens, record.corpus.text.sha256
+    chat = record.document["corpus"].get("conversations")
     # By the names that this run's tokenizer has: the reference's may be gone.
     check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer, chat)
 

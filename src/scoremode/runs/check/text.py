@@ -151,7 +151,7 @@ def _audited_text(record: Done, sources: Sources, findings: Findings) -> Corpus 
             )
         seed = None if section.row_seed is UNSET else section.row_seed
         corpus = corpus.limited_to(section.row_limit, seed)
-        rule = record.protocol.text or section.text.rule
+        rule = protocol_of(record).text
         digest, size = corpus.source_sha256, getattr(corpus, "size", 0)
         if part == "text":
             texts = corpus.texts(rule)

@@ -16,7 +16,7 @@ from scoremode.results.folders.store import RECORD, read_record
 from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import Baseline, is_logits_file, open_baseline
-from scoremode.runs.baselines.base import StoredBaseline, base_sha256
+from scoremode.runs.baselines.base import StoredBaseline, base_of_record
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
@@ -117,15 +117,17 @@ def check_against(record: Done, request: Request) -> None:
     Its reference is a kept one or a file of logits.
     """
     path = Path(str(request.reference))
-    theirs = record.document.get("reference") or {}
+    theirs = record.reference
     if is_logits_file(path):
-        wanted, found = LlamaCppReference(path).file.fingerprint, theirs.get("fingerprint")
+        wanted, found = (
+            LlamaCppReference(path).file.fingerprint,
+            theirs.fingerprint if theirs else None,
+        )
     else:
-        stored = StoredReference(path).record.document
-        check_same_plan(record.document, stored, str(path))
-        wanted = base_sha256(stored["checkpoint"]["files"], stored["identity"]["engine"])
-        found = theirs.get("sha256")
+        stored = StoredReference(path).record
+        check_same_plan(record.document, stored.document, str(path))
+        wanted, found = base_of_record(stored), theirs.sha256 if theirs else None
     if found != wanted:
         raise ReferenceUnusable(
-            f"it was compared with {theirs.get('source', 'no base')}, which is not this base"
+            f"it was compared with {theirs.source if theirs else 'no base'}, which is not this base"
         )
