@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.chats.runs import chat_model, write_rows
+from support.records import with_fields
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable
@@ -101,6 +102,6 @@ def test_a_run_on_the_kept_text_has_its_groups(place, tmp_path, kind):
 def test_other_tokens_make_another_plan(place, tmp_path):
     base = measure(asked(place, "apart"))
     stored = StoredReference(base.folder)
-    stored.record.document["plan"]["sha256"] = "00" * 32
+    stored.record = with_fields(stored.record, {"plan.sha256": "00" * 32})
     with pytest.raises(ReferenceUnusable, match="its tokens make another plan"):
         stored.plan()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from support.models import random_plan
 
 from scoremode.engines.base import Schedule, Work
@@ -27,7 +28,7 @@ def plan_of(lengths: list[int]):
     return replace(random_plan(), start=stop - lengths, stop=stop, first=first)
 
 
-def reference_of(plan, schedule: Schedule, **record: Any) -> Any:
+def reference_of(plan, schedule: Schedule) -> Any:
     """A reference as `replay` asks for it, scored as the engine would."""
     works = Work.passes(plan, schedule)
     states = torch.randn(plan.scored, 8, generator=torch.Generator().manual_seed(1))
@@ -53,12 +54,12 @@ def reference_of(plan, schedule: Schedule, **record: Any) -> Any:
         scores=scores,
         head=lambda device: HEAD,
         states=lambda spans: torch.cat([states[b:e] for b, e in spans]),
-        record={
-            "kept": {"states": {"files": [{"rows": rows}]}},
-            "schedule": {"batch_windows": schedule.batch_windows},
-            "engine": {"engine": "torch"},
-            **record,
-        },
+        record=SimpleNamespace(
+            kept=SimpleNamespace(states=SimpleNamespace(files=[SimpleNamespace(rows=rows)])),
+            schedule=SimpleNamespace(batch_windows=schedule.batch_windows, batch_tokens=UNSET),
+            schedule_change=UNSET,
+            document={"engine": {"engine": "torch"}},
+        ),
     )
 
 
@@ -68,7 +69,8 @@ def test_rows_go_through_the_head_in_the_engines_calls(pass_windows, change, mon
     plan = plan_of([8, 8, 8, 5, 5, 8, 8, 4])
     reference = reference_of(plan, Schedule(pass_windows, 2))
     if change is not None:
-        reference.record |= {"schedule": {"batch_windows": 1}, "schedule_change": change}
+        reference.record.schedule.batch_windows = 1
+        reference.record.schedule_change = SimpleNamespace(**change)
     calls = []
 
     def scored(head, states, target):

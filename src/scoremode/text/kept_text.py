@@ -115,7 +115,7 @@ class KeptText(Corpus):
 
 
 def kept_text(where: str, record: Mapping[str, Any], plan: Plan) -> KeptText:
-    """The text of the reference `where`, from its checked record and its plan. Raises ReferenceUnusable."""
+    """The text of the reference `where`, from its record and its plan. Raises ReferenceUnusable."""
     corpus = record["corpus"]
     for name, value in (
         ("corpus.source", corpus.get("source")),
