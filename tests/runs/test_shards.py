@@ -56,12 +56,12 @@ def plan(request_):
 )
 def test_the_shares_of_all_shards_are_the_passes_of_the_plan(plan, schedule):
     passes = schedule.passes(plan)
-    assert share_of({"schedule": schedule.to_json()}, plan).passes == passes
+    assert share_of(schedule, None, plan).passes == passes
     for of in range(1, len(passes) + 1):
         found, targets = [], 0
         for number in range(1, of + 1):
             section = shard_section(Shard(number, of), schedule, plan)
-            share = share_of({"schedule": schedule.to_json(), "shard": section}, plan)
+            share = share_of(schedule, Shard(number, of), plan)
             assert share.before == len(found) == section["passes"][0]
             assert section["windows"] == [share.windows.start, share.windows.stop]
             found += share.passes
@@ -92,7 +92,7 @@ def test_whatever_the_lengths_a_share_has_the_whole_plans_passes_and_micro_batch
     found, rows = [], 0
     for number in range(1, of + 1):
         section = shard_section(Shard(number, of), schedule, plan)
-        share = share_of({"schedule": schedule.to_json(), "shard": section}, plan)
+        share = share_of(schedule, Shard(number, of), plan)
         part = plan.first_windows(share.windows.stop)
         # What an engine does: the passes of this part of the plan, but for those of others.
         found += schedule.passes(part)[share.before :]

@@ -63,12 +63,12 @@ class RunWatch:
 class RunPasses:
     """The passes that a run's record has no parts of yet, and where its final states go.
 
-    - `record`: the run's in `folder`; it gains a part with every pass.
+    - `document`: the run's record in `folder`, as it is written; it gains a part with every pass.
     - `plan`: the run's, or, when a rule has ended it, what was scored of it.
     """
 
-    def __init__(self, context: RunContext, folder: RunFolder, record: dict[str, Any]):
-        self._context, self.folder, self.record = context, folder, record
+    def __init__(self, context: RunContext, folder: RunFolder, document: dict[str, Any]):
+        self._context, self.folder, self.document = context, folder, document
         self._keeper: Keeper | None = None
         # Window tokens that progress was told of.
         self._reported = 0.0
@@ -79,7 +79,10 @@ class RunPasses:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(**self.record["schedule"])
+        return Schedule(**self.document["schedule"])
+
+    def _sha256_of(self, number: int) -> str:
+        return self.document["parts"][number]["sha256"]
 
     def score(self) -> None:
         """Scores what is missing. Where the device has too little memory for it, goes on from the last
@@ -98,19 +101,19 @@ class RunPasses:
                     f"can't go on in others than {before.batch_words}: give a smaller --batch-size to "
                     "all of them"
                 ) from None
-            if after == before or "schedule_change" in self.record:
+            if after == before or "schedule_change" in self.document:
                 raise
             reason = str(error)
         # Here the error is gone, and with its frames what the failed pass held of the device.
         self.stop()
-        done = len(self.record["parts"])
-        self.record["schedule"] = after.to_json()
-        self.record["schedule_change"] = {
+        done = len(self.document["parts"])
+        self.document["schedule"] = after.to_json()
+        self.document["schedule_change"] = {
             "after_passes": done,
             "batch_windows_before": before.batch_windows,
             "reason": reason,
         }
-        self.folder.write_record(self.record)
+        self.folder.write_record(self.document)
         self._context.notify(
             f"out of memory with {before.batch_words} a micro-batch: going on from pass {done} with "
             f"{after.batch_words}"
@@ -136,11 +139,12 @@ class RunPasses:
         """The Scores of each pass of `plan`, which all are scored: read from disk, or, of the last one
         whose states may still be on their way there, as they were scored. Raises RunFolderError."""
         waiting = dict(self._ready)
-        for number, windows in enumerate(share_of(self.record, plan).passes):
+        share = share_of(self.schedule, self._context.request.shard, plan)
+        for number, windows in enumerate(share.passes):
             if number in waiting:
                 yield waiting[number]
             else:
-                yield read_part(self.folder, self.record, plan, windows, number)
+                yield read_part(self.folder, self._sha256_of(number), plan, windows, number)
 
     def kept(self) -> dict[str, Any] | None:
         """The record's section of kept states and head, when all of them are on disk; None without any.
@@ -161,8 +165,9 @@ class RunPasses:
         """Scores a pass at a time, each checked before it is written; where the plan has a rule to stop
         by, from one look to the next, and no further than to the one that ends it."""
         context, plan = self._context, self._context.plan
-        share, done = share_of(self.record, plan), len(self.record["parts"])
-        passes, is_shard = share.passes, context.request.shard is not None
+        shard, done = context.request.shard, len(self.document["parts"])
+        share, is_shard = share_of(self.schedule, shard, plan), shard is not None
+        passes = share.passes
         report = self._reporter(share.windows, passes[:done])
         # Nothing of an attempt that failed.
         self._ready.clear()
@@ -170,7 +175,7 @@ class RunPasses:
         # What a part of the text says is no estimate of all of it.
         watch = RunWatch(plan, None if is_shard else context.watch)
         for number, windows in enumerate(passes[:done] if watch.looks else []):
-            watch.add(read_part(self.folder, self.record, plan, windows, number))
+            watch.add(read_part(self.folder, self._sha256_of(number), plan, windows, number))
         hashes = Task(self._hash_files)
         for look in (share.windows.stop,) if is_shard else plan.looks:
             is_whole = plan.protocol.stop_when is None and look == len(plan)
@@ -271,7 +276,7 @@ class RunPasses:
         engine, plan = self._context.engine, self._context.plan
         tensors, stored = engine.head_tensors(), self._context.request.keep == "stored"
         keeper = Keeper(self.folder.path, plan, tensors, stored=stored)
-        keeper.check_parts([part["states"] for part in self.record["parts"]])
+        keeper.check_parts([part["states"] for part in self.document["parts"]])
         keeper.check_room(plan.scored, tensors.head.weight.shape[1], engine.identity()["dtype"])
         return keeper
 
@@ -295,9 +300,9 @@ class RunPasses:
             # For those who look at the run while it goes, without a plan.
             beside[CONVERSATION] = chats[scores.window]
         sha256 = self.folder.write_part(number, scores, beside)
-        assert number == len(self.record["parts"])
-        self.record["parts"].append({"sha256": sha256, **states})
-        self.folder.write_record(self.record)
+        assert number == len(self.document["parts"])
+        self.document["parts"].append({"sha256": sha256, **states})
+        self.folder.write_record(self.document)
 
     def _hash_files(self) -> dict[str, str]:
         """The checkpoint's hashes, when a base's are there too, and other machines have the same."""
@@ -313,13 +318,13 @@ class RunPasses:
 
     def _settle_hashes(self, files: dict[str, str]) -> None:
         """Notes what was read, and raises where it is not what it was when the run began."""
-        record, baseline = self.record, self._context.baseline
+        document, baseline = self.document, self._context.baseline
         base = None if baseline is None else baseline.settle()
-        if "files" not in record["checkpoint"]:
-            record["checkpoint"]["files"] = files
+        if "files" not in document["checkpoint"]:
+            document["checkpoint"]["files"] = files
             if base is not None:
-                files_section(record, "reference")["files"] = base
-            self.folder.write_record(record)
-        check_files(self.folder.path, record, "checkpoint", files)
+                files_section(document, "reference")["files"] = base
+            self.folder.write_record(document)
+        check_files(self.folder.path, document, "checkpoint", files)
         if base is not None:
-            check_files(self.folder.path, record, "reference", base)
+            check_files(self.folder.path, document, "reference", base)

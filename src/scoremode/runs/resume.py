@@ -82,10 +82,10 @@ def _is_of(stored: Mapping[str, Any], files: dict[str, str], place: str | None) 
 
 
 def check_files(
-    folder: Path, record: Mapping[str, Any], section: str, files: dict[str, str]
+    folder: Path, document: Mapping[str, Any], section: str, files: dict[str, str]
 ) -> None:
     """Raises RunFolderError unless `files`, name → sha256, are those that the record's section has."""
-    stored = files_section(record, section).get("files") or files
+    stored = files_section(document, section).get("files") or files
     for name in sorted(stored.keys() | files.keys()):
         then, now = stored.get(name), files.get(name)
         if then != now:
@@ -125,51 +125,51 @@ def go_on(path: Path, record: Record) -> tuple[RunFolder, dict[str, Any]]:
     return folder, document
 
 
-def check_earlier(context: RunContext, folder: RunFolder, record: dict[str, Any]) -> None:
+def check_earlier(context: RunContext, folder: RunFolder, document: dict[str, Any]) -> None:
     """Reads the parts of a resumed run again, as if an engine had just made them.
 
     Raises RunFolderError, also for a record that is not of this text and plan.
     """
-    check_identity(folder.path / RECORD, record)
+    check_identity(folder.path / RECORD, document)
     made = context.planned.to_json(context.request.corpus)
     for section in ("protocol", "plan"):
         # Two names of one procedure are one.
-        theirs, ours = ({**r[section], "name": None} for r in (record, made))
+        theirs, ours = ({**r[section], "name": None} for r in (document, made))
         if differing := first_difference(section, theirs, ours):
             field, value, own = differing
             raise RunFolderError(
                 f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
             )
-    if (shard := context.request.shard) is not None:
-        section = shard_section(shard, Schedule(**record["schedule"]), context.plan)
-        if differing := first_difference("shard", record.get("shard"), section):
+    schedule, shard = Schedule(**document["schedule"]), context.request.shard
+    if shard is not None:
+        section = shard_section(shard, schedule, context.plan)
+        if differing := first_difference("shard", document.get("shard"), section):
             field, value, own = differing
             raise RunFolderError(
                 f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
             )
-    done, passes = len(record["parts"]), share_of(record, context.plan).passes
+    done, passes = len(document["parts"]), share_of(schedule, shard, context.plan).passes
     if done > len(passes):
         raise RunFolderError(
             f"{folder.path}: its record has {done} parts, and its plan {len(passes)} passes"
         )
     for number, windows in enumerate(passes[:done]):
-        scores = read_part(folder, record, context.plan, windows, number)
+        sha256 = document["parts"][number]["sha256"]
+        scores = read_part(folder, sha256, context.plan, windows, number)
         if context.baseline is not None:
             begin = int(context.plan.offsets[windows.start])
             context.baseline.check(scores, begin, context.engine.identity())
     context.notify(f"resuming {folder.path} after {done} passes")
 
 
-def read_part(
-    folder: RunFolder, record: Mapping[str, Any], plan: Plan, windows: range, number: int
-) -> Scores:
-    """A finished pass of `plan`, its bytes those that were written, its scores those of `windows`.
+def read_part(folder: RunFolder, sha256: str, plan: Plan, windows: range, number: int) -> Scores:
+    """A finished pass of `plan`, its bytes those that have this sha256, its scores those of `windows`.
 
     Raises RunFolderError, which says what to do.
     """
     try:
         rows = int(plan.offsets[windows.stop] - plan.offsets[windows.start])
-        scores = folder.read_part(number, record["parts"][number]["sha256"], rows)
+        scores = folder.read_part(number, sha256, rows)
         check(scores, plan, windows)
     except (RunFolderError, InvalidMeasurement) as error:
         path = folder.part_path(number)
@@ -195,12 +195,12 @@ def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
     return folder
 
 
-def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
+def files_section(document: Mapping[str, Any], section: str) -> dict[str, Any]:
     """The part of a record that lists the `files` of one of its sections, once they are known.
 
     A section `reference` does so under its `checkpoint`, where it has one.
     """
-    part = record.get(section)
+    part = document.get(section)
     if not isinstance(part, dict):
         raise RunFolderError(f"a run's record has no {section}")
     return part.get("checkpoint") or part if section == "reference" else part

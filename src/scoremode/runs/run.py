@@ -104,12 +104,12 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
         return partial(_finished_before, request, *earlier)
     if request.resume is True and not earlier:
         notify(f"nothing to resume in {request.output}: starting anew")
-    folder, record = go_on(*earlier) if earlier else _begin(context, identity)
+    folder, document = go_on(*earlier) if earlier else _begin(context, identity)
     # Killed before its files were hashed: what it says may be of another model of the same headers.
-    if not record["parts"] and "files" not in record["checkpoint"]:
-        record = _first_record(context, identity)
+    if not document["parts"] and "files" not in document["checkpoint"]:
+        document = _first_record(context, identity)
     clock.begin("engine")
-    scored = ScoredRun(context, RunPasses(context, folder, record), close)
+    scored = ScoredRun(context, RunPasses(context, folder, document), close)
     scored.score(floor, resumed=earlier is not None)
     return scored.finish
 
@@ -221,12 +221,12 @@ class ScoredRun:
     def score(self, floor: "NoiseFloor | None", *, resumed: bool) -> None:
         """Scores all passes that are missing, and the noise floor where one is wanted."""
         context, passes = self._context, self._passes
-        folder, record = passes.folder, passes.record
+        folder, document = passes.folder, passes.document
         with self._left_whole():
             if resumed:
-                check_earlier(context, folder, record)
+                check_earlier(context, folder, document)
             else:
-                folder.write_record(record)
+                folder.write_record(document)
             ranks = context.request.ranks
             if ranks is not None and ranks.place.spans_nodes and context.request.keep is not None:
                 from scoremode.runs.workers import check_shared
@@ -236,33 +236,33 @@ class ScoredRun:
             passes.score()
             if floor is not None:
                 context.clock.begin("noise")
-                record["noise_floor"] = floor.run(passes.schedule, context.notify)
+                document["noise_floor"] = floor.run(passes.schedule, context.notify)
 
     def finish(self) -> Result:
         """The result, when the record has all that follows from the passes."""
-        folder, record, clock = self._passes.folder, self._passes.record, self._context.clock
+        folder, document, clock = self._passes.folder, self._passes.document, self._context.clock
         with self._left_whole():
             clock.begin("finish")
             self._complete()
             clock.begin("end")
             self._close()
-            record["seconds"] = clock.to_json()
-            folder.write_record(record)
+            document["seconds"] = clock.to_json()
+            folder.write_record(document)
             folder.drop_parts()
         self._release()
-        return Result(folder.path, read_document(record))
+        return Result(folder.path, read_document(document))
 
     @contextmanager
     def _left_whole(self) -> Iterator[None]:
         """Leaves, where the block fails, a folder that says so, or that can be gone on with."""
-        folder, record = self._passes.folder, self._passes.record
+        folder, document = self._passes.folder, self._passes.document
         try:
             yield
         except InvalidMeasurement as error:
             try:
                 engine = self._context.engine.describe()
-                record |= {"status": "invalid", "reason": str(error), "engine": engine}
-                folder.write_record(record)
+                document |= {"status": "invalid", "reason": str(error), "engine": engine}
+                folder.write_record(document)
                 folder.drop_parts()
                 self._passes.discard()
             finally:
@@ -272,7 +272,7 @@ class ScoredRun:
             try:
                 self._passes.stop()
                 # A run without a finished pass is worth nothing to anybody.
-                if record["status"] == "running" and (folder.is_empty or not record["parts"]):
+                if document["status"] == "running" and (folder.is_empty or not document["parts"]):
                     folder.discard()
             finally:
                 self._release()
@@ -288,18 +288,22 @@ class ScoredRun:
     def _complete(self) -> None:
         """Gives the record all sections that follow from its passes, in place of their parts."""
         context, passes = self._context, self._passes
-        folder, record, is_shard = passes.folder, passes.record, context.request.shard is not None
+        folder, document, is_shard = (
+            passes.folder,
+            passes.document,
+            context.request.shard is not None,
+        )
         # What was scored of the plan where a rule ended the run; a shard is of all of it.
         plan = context.plan if is_shard else passes.plan
-        record["tokenizer"]["auto_tokenizer"] = self._auto_tokenizer.result()
+        document["tokenizer"]["auto_tokenizer"] = self._auto_tokenizer.result()
         parts = passes.scores(plan)
         if is_shard:
-            targets = record["shard"]["targets"]
+            targets = document["shard"]["targets"]
             made = shard_sections(context, plan, folder, parts, self._table, targets)
         else:
             made = finished_sections(context, plan, folder, parts, self._table)
         kept = passes.kept()
-        record |= {
+        document |= {
             **made,
             "plan": plan.to_json(),
             "status": "shard" if is_shard else "done",
@@ -307,12 +311,14 @@ class ScoredRun:
             "engine": context.engine.describe(),
         }
         if (overlap := self._overlap.result()) is not None:
-            record["calibration"] = overlap.section(plan)
+            document["calibration"] = overlap.section(plan)
         if context.baseline is not None:
-            record["reference"] |= context.baseline.finish()
-            record["reference"]["arithmetic"] = unlike_dtypes(record)
+            document["reference"] |= context.baseline.finish()
+            document["reference"]["arithmetic"] = unlike_dtypes(document)
             if gates := context.request.gates:
-                record["gates"] = [gate.to_json() for gate in gates.judge(decode(record, Compared))]
+                document["gates"] = [
+                    gate.to_json() for gate in gates.judge(decode(document, Compared))
+                ]
         if kept is not None:
-            record["kept"] = kept
-        del record["parts"]
+            document["kept"] = kept
+        del document["parts"]

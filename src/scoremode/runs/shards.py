@@ -5,7 +5,6 @@ So a shard's micro-batches, and with them its scores, are those of the whole run
 many shards there are. `results.shards` makes one run of them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +29,12 @@ class Share:
         return range(self.passes[0].start, self.passes[-1].stop)
 
 
-def share_of(record: Mapping[str, Any], plan: Plan) -> Share:
-    """The share of `plan` that the run of a record scores, which is all of it but for a shard's."""
-    passes = Schedule(**record["schedule"]).passes(plan)
-    if (said := record.get("shard")) is None:
+def share_of(schedule: Schedule, shard: Shard | None, plan: Plan) -> Share:
+    """The share of `plan` that a run scores: all of it, or that of its shard."""
+    passes = schedule.passes(plan)
+    if shard is None:
         return Share(passes)
-    own = Shard(said["number"], said["of"]).among(len(passes))
+    own = shard.among(len(passes))
     return Share(passes[own.start : own.stop], own.start)
 
 

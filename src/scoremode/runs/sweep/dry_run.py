@@ -6,18 +6,22 @@ and by the options that are given.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import UNSET
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.header import parts_of
 from scoremode.checkpoint.gguf.names import choose, named_gguf
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model
-from scoremode.errors import CheckpointError, ScoremodeError, line_of, words_of
+from scoremode.errors import CheckpointError, RunFolderError, ScoremodeError, line_of, words_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs
+from scoremode.results.record.checks import check_record
+from scoremode.results.record.definition import Done, Record
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.planning import plan_text
@@ -40,7 +44,7 @@ def foresee(request: SweepRequest) -> dict[str, Any]:
     first = request.pairs[0]
     base = str(first.reference)
     models = all_models(request.models, first.revision)
-    records = [r for _, r in find_runs(request.output)] if request.output.is_dir() else []
+    records = _readable(request.output) if request.output.is_dir() else []
     rows = []
     if not (is_run(Path(base)) or is_logits_file(Path(base))):
         rows += _rows(base, first.reference_revision, request, records, is_base=True)
@@ -65,7 +69,7 @@ def _rows(
     model: str,
     revision: str | None,
     request: SweepRequest,
-    records: list[dict[str, Any]],
+    records: list[Record],
     *,
     is_base: bool,
 ) -> list[dict[str, Any]]:
@@ -121,7 +125,7 @@ def _foreseen(
     files: ModelFiles,
     checkpoint: Checkpoint,
     pair: Request,
-    records: list[dict[str, Any]],
+    records: list[Record],
     *,
     is_base: bool,
 ) -> dict[str, Any]:
@@ -136,22 +140,32 @@ def _foreseen(
     for status, state in (("done", "done"), ("running", "to resume")):
         for record in records:
             if (
-                record.get("status") == status
+                record.status == status
                 and _is_of(record, checkpoint, planned.plan.sha256, is_base=is_base)
-                and _is_as_asked(record["identity"], pair, is_base=is_base)
+                and _is_as_asked(record.document["identity"], pair, is_base=is_base)
             ):
                 return {"state": state, "seconds": 0.0 if state == "done" else seconds}
     return {"seconds": seconds}
 
 
-def _is_of(record: Mapping[str, Any], checkpoint: Checkpoint, plan: str, *, is_base: bool) -> bool:
-    identity = record.get("identity") or {}
+def _readable(output: Path) -> list[Record]:
+    """The records of the runs in `output` that can be read."""
+    found = []
+    for folder, document in find_runs(output):
+        with suppress(RunFolderError):
+            found.append(check_record(document, folder))
+    return found
+
+
+def _is_of(record: Record, checkpoint: Checkpoint, plan: str, *, is_base: bool) -> bool:
+    identity = record.identity
     return (
-        ("keep" in identity) == is_base
-        and ("reference" in identity) != is_base
-        and identity.get("checkpoint") == checkpoint.fingerprint
-        and identity.get("plan") == plan
-        and record.get("checkpoint", {}).get("path") == checkpoint.place
+        identity is not UNSET
+        and bool(identity.keep) == is_base
+        and bool(identity.reference) != is_base
+        and identity.checkpoint == checkpoint.fingerprint
+        and identity.plan == plan
+        and record.checkpoint.path == checkpoint.place
     )
 
 
@@ -175,15 +189,13 @@ def _is_as_asked(identity: Mapping[str, Any], request: Request, *, is_base: bool
     return is_told and {name: identity.get(name) for name in asked} == asked
 
 
-def _seconds(tokens: int, records: list[dict[str, Any]], *, is_base: bool) -> float | None:
+def _seconds(tokens: int, records: list[Record], *, is_base: bool) -> float | None:
     """Seconds for so many window tokens, by finished runs of the same kind; None without any."""
     rates = []
     for record in records:
-        fed = (record.get("engine") or {}).get("tokens")
-        total = (record.get("seconds") or {}).get("total")
-        kind = "kept" in record if is_base else "reference" in record
-        if record.get("status") == "done" and kind and fed and total:
-            rates.append(total / fed)
+        is_kind = record.kept if is_base else record.reference
+        if isinstance(record, Done) and is_kind and record.engine.tokens:
+            rates.append(record.seconds["total"] / record.engine.tokens)
     return tokens * sum(rates) / len(rates) if rates else None
 
 
