@@ -91,7 +91,6 @@ def test_whatever_the_lengths_a_share_has_the_whole_plans_passes_and_micro_batch
     of = int(rng.integers(1, len(passes) + 1))
     found, rows = [], 0
     for number in range(1, of + 1):
-        section = shard_section(Shard(number, of), schedule, plan)
         share = share_of(schedule, Shard(number, of), plan)
         part = plan.first_windows(share.windows.stop)
         # What an engine does: the passes of this part of the plan, but for those of others.

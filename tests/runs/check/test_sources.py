@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from scoremode.checkpoint.model_files import ModelFiles
-from scoremode.results.record.model import ReferenceCheckpoint, Tokenizer
+from scoremode.results.record.model import Reference, ReferenceCheckpoint, Tokenizer
 from scoremode.runs.check.inputs import Sources, Unreachable
 
 COMMIT = "ab" * 20
@@ -71,9 +71,9 @@ def test_a_tokenizer_lies_in_the_model_unless_it_has_a_place_of_its_own(tmp_path
 
 
 def test_a_bases_tokenizer_lies_in_the_base(tmp_path):
-    base = {"source": "b", "path": str(tmp_path)}
+    base = of("b", str(tmp_path))
     sources = Sources(model="m", tokenizer="t")
-    assert sources.tokenizer_of({"source": "b"}, base, is_base=True).path == tmp_path
+    assert sources.tokenizer_of(tokenizer("b"), base, is_base=True).path == tmp_path
 
 
 def test_relative_places_are_where_the_command_ran(tmp_path, monkeypatch):
@@ -81,8 +81,8 @@ def test_relative_places_are_where_the_command_ran(tmp_path, monkeypatch):
     assert Sources().at("text.txt") == Sources(directory=str(tmp_path)).at("text.txt") == "text.txt"
     assert Sources(directory="/elsewhere").at("text.txt") == "/elsewhere/text.txt"
     assert Sources(directory="/elsewhere").at("/a/text.txt") == "/a/text.txt"
-    assert Sources(directory="/elsewhere").base({"source": "kept"}) == Path("/elsewhere/kept")
-    section = {"source": "m", "path": "m"}
+    assert Sources(directory="/elsewhere").base(Reference(source="kept")) == Path("/elsewhere/kept")
+    section = of("m", "m")
     (tmp_path / "m").mkdir()
     monkeypatch.chdir("/")
     files = Sources(directory=str(tmp_path)).checkpoint(section, None, "")

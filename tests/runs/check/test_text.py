@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 from support.records import typed
@@ -108,6 +109,10 @@ def test_a_column_that_the_text_does_not_give_is_told(published):
     assert wrong.name == "token_class" and "row 7 has" in wrong.words and "(1 of" in wrong.words
 
 
+def under(protocol):
+    return SimpleNamespace(document={"protocol": protocol})
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize(
     "changes", [{}, {"context_length": 1024, "bos": "never", "max_windows": 7}]
@@ -118,15 +123,15 @@ def test_every_protocol_has_the_rules_that_its_name_tells(name, changes):
         changes = changes and {"context_length": 1024, "vocabulary": "head"}
     protocol = preset(name).override(**changes).resolve(4096)
     findings = Findings()
-    audit_protocol({"protocol": protocol.to_json() | {"sha256": protocol.sha256}}, findings)
+    audit_protocol(under(protocol.to_json() | {"sha256": protocol.sha256}), findings)
     assert [(f.status, f.words) for f in findings.found] == [("held", protocol.name)]
 
 
 def test_a_name_that_no_protocol_has_is_not_checked():
     protocol = preset("disjoint").to_json() | {"name": "mine"}
     findings = Findings()
-    audit_protocol({"protocol": protocol}, findings)
-    audit_protocol({"protocol": preset("gptq").to_json() | {"name": "gptq+own=1"}}, findings)
+    audit_protocol(under(protocol), findings)
+    audit_protocol(under(preset("gptq").to_json() | {"name": "gptq+own=1"}), findings)
     assert [f.status for f in findings.found] == ["unchecked", "wrong"]
 
 
