@@ -78,6 +78,7 @@ def _of_conversations(record: Done, plan: Plan) -> Iterator[Span]:
     schedule = record.schedule
     assert schedule and record.kept
     windows = range(int(np.searchsorted(plan.offsets, record.kept.states.files[0].rows)))
+    assert schedule.batch_tokens
     most, tokens, pads = schedule.batch_windows, schedule.batch_tokens, bool(schedule.pads)
     split, row = schedule.split or 1, schedule.row_tokens or None
     if record.schedule_change and record.schedule_change.after_passes > 0:

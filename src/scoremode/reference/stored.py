@@ -293,17 +293,18 @@ class StoredReference:
         """The head's weight [V, D] and bias [V], as views of mapped files."""
         facts = self._head
         try:
-            weight, bias = (
-                self._from_file() if facts["file"] else self._from_checkpoint(facts["checkpoint"])
-            )
+            if facts.file or facts.checkpoint is None:
+                weight, bias = self._from_file()
+            else:
+                weight, bias = self._from_checkpoint(facts.checkpoint)
         except CheckpointError as error:
             raise ReferenceUnusable(f"{self.path}: its head is not to be had: {error}") from None
         weight = weight[: self.vocabulary]
-        shape, wanted = list(weight.shape), [self.vocabulary, facts["width"]]
+        shape, wanted = list(weight.shape), [self.vocabulary, facts.width]
         name = str(weight.dtype).removeprefix("torch.")
-        if shape != wanted or name != facts["dtype"]:
+        if shape != wanted or name != facts.dtype:
             raise ReferenceUnusable(
-                f"{self.path}: its head is {name} {shape}, and the record says {facts['dtype']} "
+                f"{self.path}: its head is {name} {shape}, and the record says {facts.dtype} "
                 f"{wanted}"
             )
         return weight, None if bias is None else bias[: self.vocabulary]

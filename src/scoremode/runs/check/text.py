@@ -247,8 +247,9 @@ def _audited_template(
 ) -> ChatTemplate | None:
     """The template that has the record's sha256, of all that can be reached."""
     part, name = _CHATS, "chat template"
+    own: list[ChatTemplate | None] = []
     try:
-        own = [chat_template([place], tokenizer) for place in places]
+        own += [chat_template([place], tokenizer) for place in places]
         if said.given and places:
             own.append(chat_template(places, tokenizer, sources.file(said.source)))
     except Unreachable:

@@ -30,8 +30,8 @@ class KeptOnce(StoredReference):
 
     def check_files(self) -> None:
         files = [file for file in self.path.rglob("*") if file.is_file()]
-        if (where := self._head["checkpoint"]) is not None:
-            place = Path(where["path"])
+        if (where := self._head.checkpoint) is not None:
+            place = Path(where.path)
             files += place.glob("*.safetensors") if place.is_dir() else [place]
         stamps = {file: stamp(file) for file in sorted(files)}
         if stamps != self._checked:
