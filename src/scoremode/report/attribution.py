@@ -18,7 +18,7 @@ from scoremode.report.document import (
     number,
     words,
 )
-from scoremode.results.comparison.rows import short_name
+from scoremode.results.comparison.ranking import short_name
 
 _COLUMNS = (
     data("rank"),

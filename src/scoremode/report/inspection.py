@@ -22,7 +22,7 @@ from scoremode.report.facts import (
     text_words,
 )
 from scoremode.report.groups import group_counts
-from scoremode.results.comparison.rows import gib_of
+from scoremode.results.comparison.ranking import gib_of
 
 # Kinds of modules that are named.
 _KINDS = 16

@@ -18,7 +18,7 @@ from scoremode.report.document import (
     size,
     words,
 )
-from scoremode.results.comparison.rows import base_row, run_row, short_name
+from scoremode.results.comparison.ranking import base_row, run_row, short_name
 from scoremode.results.metrics import MetricSpec, Shown, shown
 
 

@@ -21,7 +21,7 @@ from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.folders.tables import read_parquet
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
+from scoremode.results.record.section import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Engine, Options
 from scoremode.errors import EngineError
-from scoremode.results.record.differences import first_difference
+from scoremode.results.record.section import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.runs.planning import PlannedText

@@ -17,7 +17,7 @@ from scoremode.results.record.checks import (
     checked_record,
 )
 from scoremode.results.record.definition import Done, Invalid, Record, Running, ShardDone
-from scoremode.results.record.differences import first_difference
+from scoremode.results.record.section import first_difference
 from scoremode.results.scores import Scores, check
 from scoremode.runs.context import RunContext
 from scoremode.runs.shards import shard_section, share_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.run_folders import BASE_FILES, REFERENCE, scores_of, write_run
 
-from scoremode.results.comparison.rows import base_row, gib_of, is_base, run_row, short_name
+from scoremode.results.comparison.ranking import base_row, gib_of, is_base, run_row, short_name
 from scoremode.results.folders.store import read_record
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.results.record.differences import differences
+from scoremode.results.record.section import differences
 
 MADE = {"a": 1.0, "b": {"c": [1, 2.0], "note": None}, "d": "x"}
 

@@ -26,7 +26,7 @@ from scoremode.report.document import (
 )
 from scoremode.report.facts import blocks_words, caveats, chat_sentence, protocol_words
 from scoremode.report.rendering import literal, preformatted, table_markdown
-from scoremode.results.comparison.rows import short_name
+from scoremode.results.comparison.ranking import short_name
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 
 if TYPE_CHECKING:

@@ -37,8 +37,7 @@ from scoremode.report.page.summary import (
     summarized,
 )
 from scoremode.results.comparison.comparable import differing, require_same
-from scoremode.results.comparison.ranking import check_folders
-from scoremode.results.comparison.rows import gib_of, is_base
+from scoremode.results.comparison.ranking import check_folders, gib_of, is_base
 from scoremode.results.record.checks import checked_record, unlike_dtypes
 from scoremode.results.record.section import value_at
 from scoremode.results.statistics.blocks import CONVERSATIONS

@@ -37,8 +37,7 @@ from scoremode.results.record.definition import (
     Done,
     needed_by,
 )
-from scoremode.results.record.differences import differences
-from scoremode.results.record.section import decode, misfit
+from scoremode.results.record.section import decode, differences, misfit
 from scoremode.results.record.sections import remade
 from scoremode.results.scores import DTYPES, Scores, check_values
 from scoremode.results.statistics.divergence import worst_tokens

@@ -26,7 +26,7 @@ from scoremode.results.record.checks import (
     checked_record,
 )
 from scoremode.results.record.definition import Done, read_document
-from scoremode.results.record.differences import differences
+from scoremode.results.record.section import differences
 from scoremode.results.record.sections import remade
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.blocks import Places

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scoremode.errors import RunFolderError, words_of
 from scoremode.lib.files import MOST_TEXT, atomic, read_regular
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
+from scoremode.results.record.section import differences
 from scoremode.results.record.text import AnswersFile, RequestsFile
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import pages_section

@@ -20,8 +20,7 @@ from scoremode.results.folders.store import RECORD, SCORES, read_columns, read_r
 from scoremode.results.folders.tables import row_groups
 from scoremode.results.record.checks import check_identity, check_seal, checked_record
 from scoremode.results.record.definition import Record, ShardDone
-from scoremode.results.record.differences import first_difference
-from scoremode.results.record.section import shortened
+from scoremode.results.record.section import first_difference, shortened
 from scoremode.results.scores import check_values
 from scoremode.text.shard import Shard
 

@@ -11,10 +11,9 @@ from msgspec import UNSET
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
 from scoremode.results.record.model import Checkpoint, Reference, ReferenceCheckpoint, Replay
 from scoremode.results.record.outcome import IdentityEngine
-from scoremode.results.record.section import misfit
+from scoremode.results.record.section import differences, misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.inputs import Sources, Unreachable, protocol_of

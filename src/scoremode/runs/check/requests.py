@@ -11,7 +11,7 @@ from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
+from scoremode.results.record.section import differences
 from scoremode.results.record.text import RequestsFile
 from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.results.statistics.pairs import paired_answers

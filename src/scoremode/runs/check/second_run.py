@@ -22,8 +22,8 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import FOLLOWING, Findings
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
 from scoremode.results.record.model import Reference as ReferenceSection
+from scoremode.results.record.section import differences
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores, concatenate
 from scoremode.results.statistics.agreement import LIMITS, Difference

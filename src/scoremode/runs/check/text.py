@@ -16,8 +16,8 @@ from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
 from scoremode.results.record.definition import Done
-from scoremode.results.record.differences import differences
 from scoremode.results.record.model import Tokenizer as TokenizerSection
+from scoremode.results.record.section import differences
 from scoremode.results.record.text import Template
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.divergence import worst_tokens

@@ -28,7 +28,7 @@ from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.lib.files import MOST_JSON, MOST_TEXT, open_lock, read_regular, take, write_text
 from scoremode.lib.json import json_digest, json_text
-from scoremode.results.record.differences import first_difference
+from scoremode.results.record.section import first_difference
 from scoremode.results.record.sections import now, versions
 from scoremode.runs.generation.replies import Prompts, Replying
 from scoremode.startup.clock import StageClock
