@@ -2,6 +2,10 @@
 
 Every quant is attributed first. What its parts do alone is what it costs to choose them; the choice of
 least sum within the size is exact, the sum is a prediction. So the choice is measured as well.
+
+The choice is a multiple-choice knapsack (Kellerer, Pferschy and Pisinger, Knapsack Problems, 2004,
+chapter 11): item after item, every reachable size is kept with the least cost that reaches it, unless a
+smaller size costs no more. A model's linears have few sizes, so that few sums of them differ.
 """
 
 import math
