@@ -40,7 +40,7 @@ def test_its_texts_make_its_plan_again(run, tokenizer):
     plan, findings = audited(run.folder, run.record.document, tokenizer)
     assert plan is not None and plan.sha256 == run.record.document["plan"]["sha256"]
     assert findings.count("held") == len(findings.found) == 4
-    audit_answers(run.folder, run.record.document, findings)
+    audit_answers(run.folder, run.record, findings)
     assert wrong(findings) == [] and findings.count("held") > 8
 
 

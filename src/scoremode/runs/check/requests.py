@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from scoremode.checkpoint.model_files import resolve_tokenizer
@@ -131,6 +130,8 @@ def audit_answers(folder: Path, record: Done, findings: Findings) -> None:
     values = np.array(rows["value"], np.float64)
     parts = {name: [name] for name in section.tasks}
     parts |= {name: group.tasks for name, group in section.groups.items()}
+    document = record.document["tasks"]
+    stored = document["tasks"] | document["groups"]
     for name, members in parts.items():
         said = section.groups.get(name) or section.tasks[name]
         for key, whole in said.metrics.items():
@@ -148,6 +149,6 @@ def audit_answers(folder: Path, record: Done, findings: Findings) -> None:
             if paired is not None:
                 base = np.array(rows["base_value"], np.float64)[here]
                 made = paired_answers(values[here], base)
-                stated = {k: v for k, v in msgspec.to_builtins(paired).items() if k in made}
+                stated = {k: v for k, v in stored[name]["pairs"][key].items() if k in made}
                 found = differences(f"{name} {key}", stated, made, of="its questions")
                 findings.judge(part, f"{name} {key} pairs", (d.words for d in found))
