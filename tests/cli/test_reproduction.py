@@ -230,7 +230,8 @@ def test_an_engine_is_named(tmp_path):
          "--arithmetic weights --batch-size 3 --kv-cache as-declared --dtype bfloat16"),
         ({"arithmetic": "llama.cpp", "kv_cache_dtype": "float16"},
          "--arithmetic llama.cpp --dtype bfloat16"),
-        ({"engine": "vllm", "tensor_parallel_size": 2, "pipeline_parallel_size": 1},
+        ({"engine": "vllm", "tensor_parallel_size": 2, "pipeline_parallel_size": 1,
+          "vllm": "1", "runner": "v1", "linear": {}, "head_dtype": "model"},
          "--engine vllm --tensor-parallel-size 2 --dtype bfloat16"),
     ],
 )  # fmt: skip

@@ -244,7 +244,7 @@ def test_any_protocols_shards_make_the_whole_run(demo, tmp_path, protocol):
     request = asked(demo, tmp_path / "runs", 4000, protocol=rule)
     whole = run(request, Schedule(6, 3), output=tmp_path / "whole")
     found = shards(request, 3, Schedule(6, 3))
-    record = merge(found, tmp_path / "merged")
+    record = merge(found, tmp_path / "merged").document
     assert (tmp_path / "merged" / SCORES).read_bytes() == (whole.folder / SCORES).read_bytes()
     assert record["metrics"] == whole.record.document["metrics"]
     assert record["intervals"] == whole.record.document["intervals"]
@@ -259,7 +259,7 @@ def test_conversations_shards_make_the_whole_run(demo, tmp_path):
     assert main([*flags, "-o", str(tmp_path / "whole")]) == 0
     for i in (1, 2, 3):
         assert main([*flags, "-o", str(tmp_path / "shards"), "--shard", f"{i}/3"]) == 0
-    record = merge([tmp_path / "shards"], tmp_path / "merged")
+    record = merge([tmp_path / "shards"], tmp_path / "merged").document
     (whole,) = (tmp_path / "whole").iterdir()
     theirs = json.loads((whole / RECORD).read_text())
     assert theirs["schedule"]["pads"] is True
