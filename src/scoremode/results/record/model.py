@@ -114,9 +114,7 @@ class BitsPerWeight(Section, frozen=True, kw_only=True):
     file: float | None
 
 
-class Checkpoint(Section, frozen=True, kw_only=True):
-    """A model's files. Where vLLM alone decodes them there are no bits per weight, by `not_decoded`."""
-
+class CheckpointFiles(Section, frozen=True, kw_only=True):
     source: str
     path: str | UnsetType = UNSET
     fingerprint: str
@@ -125,6 +123,11 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     gib: float | None = None
     not_decoded: str | UnsetType = UNSET
     mixture: Mixture | UnsetType = UNSET
+
+
+class Checkpoint(CheckpointFiles, frozen=True, kw_only=True):
+    """A model's files. Where vLLM alone decodes them there are no bits per weight, by `not_decoded`."""
+
     bits_per_weight: BitsPerWeight
     parameters: Count | None = None
     quantized_parameters: Count | None = None
@@ -186,15 +189,7 @@ class Replay(Section, frozen=True, kw_only=True):
     worst: float
 
 
-class ReferenceCheckpoint(Section, frozen=True, kw_only=True):
-    source: str
-    path: str | UnsetType = UNSET
-    fingerprint: str
-    files: dict[str, str] | UnsetType = UNSET
-    bytes: Count | UnsetType = UNSET
-    gib: float | None = None
-    not_decoded: str | UnsetType = UNSET
-    mixture: Mixture | UnsetType = UNSET
+class ReferenceCheckpoint(CheckpointFiles, frozen=True, kw_only=True):
     bits_per_weight: BitsPerWeight | UnsetType = UNSET
 
 

@@ -17,30 +17,15 @@ from scoremode.results.folders.store import SCORES, Columns, RunFolder, read_col
 from scoremode.results.gates import Compared, Gates
 from scoremode.results.record.checks import check_described, check_done, checked_record
 from scoremode.results.record.definition import Done
-from scoremode.results.record.section import Count, Section, decode, misfit
+from scoremode.results.record.model import TorchEngine, VllmEngine
+from scoremode.results.record.section import decode, misfit
 from scoremode.results.record.sections import now, sections
 from scoremode.results.scores import Scores
 from scoremode.results.shards.checks import OpenedShard, check_shards, open_shard, shard_folders
 from scoremode.results.statistics.divergence import CONFIDENT, worst_tokens
 
-
-class _Named(Section, frozen=True, kw_only=True):
-    name: str
-
-
-class _Work(Section, frozen=True, kw_only=True):
-    """The fields of a base's engine that add up over shards."""
-
-    tokens: Count
-    seconds: dict[str, float]
-    peak_bytes: Count
-    device: _Named
-    devices: list[dict[str, Any]] | None = None
-
-
 # Of a shard alone, or made anew.
 _OWN = ("shard", "worst", "scores", "sha256")
-# What a base's engine has to say for its work to be added up; its section is otherwise free.
 
 
 def merged_record(
@@ -58,16 +43,16 @@ def merged_record(
     Raises InvalidMeasurement where a mean is not finite.
     """
     records = [each.record.document for each in shards]
-    first = records[0]
+    first, typed = records[0], shards[0].record
     identity = {name: value for name, value in first["identity"].items() if name != "shard"}
     written: dict[str, Any] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
-    if first["scores"].get("token_text"):
+    if typed.scores.token_text:
         written["token_text"] = True
     record = {
         **{name: value for name, value in first.items() if name not in _OWN},
         **sections(
             scores,
-            first["protocol"]["context_length"],
+            typed.protocol.context_length,
             extras,
             confident=identity.get("confident", CONFIDENT),
         ),
@@ -91,19 +76,18 @@ def merged_record(
 
 def _entry(each: OpenedShard) -> dict[str, Any]:
     """What the merged record says of one shard."""
-    record, section = each.record.document, each.record.document["shard"]
-    engine = record["engine"]
+    record, document = each.record, each.record.document
     return {
-        "number": section["number"],
+        "number": record.shard.number,
         "run": each.folder.resolve().name,
-        "record_sha256": record["sha256"],
-        "scores_sha256": record["scores"]["sha256"],
-        **{name: section[name] for name in ("passes", "of_passes", "windows", "targets")},
-        "device": engine["device"],
-        "processes": max(1, len(engine.get("devices") or ())),
-        "command": record.get("command", []),
-        **{name: record[name] for name in ("created", "finished") if name in record},
-        "seconds": record["seconds"],
+        "record_sha256": record.sha256,
+        "scores_sha256": record.scores.sha256,
+        **{n: document["shard"][n] for n in ("passes", "of_passes", "windows", "targets")},
+        "device": document["engine"]["device"],
+        "processes": max(1, len(document["engine"].get("devices") or ())),
+        "command": record.command or [],
+        **{name: document[name] for name in ("created", "finished") if name in document},
+        "seconds": document["seconds"],
     }
 
 
@@ -157,7 +141,9 @@ def _reference(sections: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[name] = _replay([section[name] for section in sections if section.get(name)])
     engines = [section.get("engine") or {} for section in sections]
     # Of one that ran beside the model in each shard.
-    if found.get("kind") == "model" and not any(misfit(engine, _Work) for engine in engines):
+    if found.get("kind") == "model" and not any(
+        misfit(each, TorchEngine | VllmEngine) for each in engines
+    ):
         found["engine"] = _engine(engines)
     return found
 
@@ -199,7 +185,7 @@ def merge(
     shards = [open_shard(folder) for folder in shard_folders(paths, notify)]
     shards.sort(key=lambda each: (each.shard.of, each.shard.number))
     check_shards(shards)
-    _check_release(shards[0].folder, shards[0].record.document)
+    _check_release(shards[0])
     with _whole_folder(output) as folder:
         sha256 = folder.join(_tables(shards))
         try:
@@ -248,14 +234,14 @@ def _tables(shards: Sequence[OpenedShard]) -> Iterator[Any]:
             yield table
 
 
-def _check_release(folder: Path, record: dict[str, Any]) -> None:
+def _check_release(shard: OpenedShard) -> None:
     """Raises RunFolderError where the numbers would be made by other code than one process makes them
     by."""
     here = {"scoremode": __version__} | {n: metadata.version(n) for n in ("numpy", "pyarrow")}
     for name, own in here.items():
-        if (theirs := record.get("versions", {}).get(name)) != own:
+        if (theirs := (shard.record.versions or {}).get(name)) != own:
             raise RunFolderError(
-                f"{folder}: was scored with {name} {theirs}, and here is {own}: merge with the "
+                f"{shard.folder}: was scored with {name} {theirs}, and here is {own}: merge with the "
                 "versions that scored, for the same bits"
             )
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.definition import Done
-from scoremode.results.record.model import Checkpoint, Reference, ReferenceCheckpoint, Replay
+from scoremode.results.record.model import CheckpointFiles, Reference, Replay
 from scoremode.results.record.outcome import IdentityEngine
 from scoremode.results.record.section import differences, misfit
 from scoremode.results.scores import Scores
@@ -95,7 +95,7 @@ def audit_reference(
 
 
 def _audit(
-    section: Checkpoint | ReferenceCheckpoint,
+    section: CheckpointFiles,
     part: str,
     sources: Sources,
     given: str | None,

@@ -14,14 +14,14 @@ from typing import Any
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.errors import CorpusError
 from scoremode.results.record.definition import Record
-from scoremode.results.record.model import Checkpoint, Reference, ReferenceCheckpoint, TakenModules
+from scoremode.results.record.model import CheckpointFiles, Reference, TakenModules
 from scoremode.results.record.model import Tokenizer as TokenizerSection
 from scoremode.results.record.sections import command_of
 from scoremode.results.record.text import Calibration as CalibrationSection
 from scoremode.spec.text import Calibration, Text
 from scoremode.text.protocol import Protocol
 
-CheckpointPlace = Checkpoint | ReferenceCheckpoint | TakenModules
+CheckpointPlace = CheckpointFiles | TakenModules
 # A hub id with its commit, as a record has it.
 _ON_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})")
 # How a command shows a long text that was given in Python.
@@ -88,7 +88,7 @@ class Sources:
         if given is not None:
             return self.model_files(given)
         path, source = self.at(section.path or section.source), section.source
-        if isinstance(section, Checkpoint | ReferenceCheckpoint) and section.mixture:
+        if isinstance(section, CheckpointFiles) and section.mixture:
             source = section.mixture.source
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
             return self.model_files(path)
