@@ -96,7 +96,9 @@ class ScoremodeLM(ChatLM):
             command = ("scoremode", *spec.words())
             session = ending.enter_context(shown(command, hidden=spec.quiet, before=0.0))
             result = measured(request_for(spec, session, corpus, self._places), session)
-            found = read_table(result.folder / REQUESTS, result.record.requests)
+            file = result.record.requests
+            assert file
+            found = read_table(result.folder / REQUESTS, file)
         texts = zip(found["context"], found["continuation"], strict=True)
         answers = zip(found["logprob"], found["is_greedy"], strict=True)
         return dict(zip(texts, answers, strict=True))
