@@ -98,12 +98,12 @@ def class_of(field: str, *, is_stored: bool = False) -> Class:
     return "not checked"
 
 
-def not_checked(record: Mapping[str, Any], held_again: Sequence[str] = ()) -> list[str]:
+def not_checked(document: Mapping[str, Any], held_again: Sequence[str] = ()) -> list[str]:
     """The fields of a record that no audit holds, each whole where nothing within it is held.
 
     - `held_again`: what a second run held, of which the sections `engine` and `reference.engine` count.
     """
-    is_stored = (record.get("reference") or {}).get("kind") == "stored"
+    is_stored = (document.get("reference") or {}).get("kind") == "stored"
 
     def is_open(field: str) -> bool:
         held = class_of(field, is_stored=is_stored)
@@ -112,7 +112,7 @@ def not_checked(record: Mapping[str, Any], held_again: Sequence[str] = ()) -> li
         return held == "not checked"
 
     def found(value: Any, field: str) -> Iterator[tuple[str, bool]]:
-        if value is not None and value_at(record, _AGAIN.get(field, ""), value) is not value:
+        if value is not None and value_at(document, _AGAIN.get(field, ""), value) is not value:
             # Said again elsewhere, and told there.
             yield field, False
             return
@@ -129,7 +129,7 @@ def not_checked(record: Mapping[str, Any], held_again: Sequence[str] = ()) -> li
         else:
             yield from within
 
-    names = {name for key, value in record.items() for name, is_so in found(value, key) if is_so}
+    names = {name for key, value in document.items() for name, is_so in found(value, key) if is_so}
     return sorted(names)
 
 

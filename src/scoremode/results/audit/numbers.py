@@ -87,10 +87,10 @@ def _broken(document: Mapping[str, Any]) -> list[str]:
     return [*filter(None, found)]
 
 
-def _audit_identity(record: Mapping[str, Any], findings: Findings) -> None:
-    for (inside, one), (outside, two) in identity_pairs(record):
+def _audit_identity(document: Mapping[str, Any], findings: Findings) -> None:
+    for (inside, one), (outside, two) in identity_pairs(document):
         findings.same(_PART, f"identity.{inside}", one, two, f"its {outside} is")
-    engine, said = record.get("engine", {}), record.get("identity", {}).get("engine", {})
+    engine, said = document.get("engine", {}), document.get("identity", {}).get("engine", {})
     twice = {name: value for name, value in said.items() if name in engine}
     if twice:
         found = differences("identity.engine", twice, engine, ("device",), of="its engine's fields")

@@ -328,27 +328,27 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     return {"ppl_difference": Metric(value, (low, high), own.n), "ppl_ratio": ratio}
 
 
-def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
+def run_row(document: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
     """What a table of runs shows of one; `model` is what the table calls it."""
-    metrics = {metric.key: _value(record, metric) for metric, _ in shown("runs")}
+    metrics = {metric.key: _value(document, metric) for metric, _ in shown("runs")}
     return {
         "model": model,
-        "source": record["checkpoint"]["source"],
+        "source": document["checkpoint"]["source"],
         "folder": None if folder is None else str(folder),
         "is_base": False,
         "ppl": metrics.pop("ppl"),
-        **_of_words(record, "word_perplexity"),
+        **_of_words(document, "word_perplexity"),
         "ppl_ratio": (ratio := metrics.pop("ppl_ratio")),
         "ratio_to": None if ratio is None else "reference",
         **metrics,
-        "bits_per_weight": value_at(record, "checkpoint.bits_per_weight.body"),
-        "gib": gib_of(record["checkpoint"]),
+        "bits_per_weight": value_at(document, "checkpoint.bits_per_weight.body"),
+        "gib": gib_of(document["checkpoint"]),
     }
 
 
-def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def base_row(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The same of the base, as far as a run against it knows; None for a run without one."""
-    reference, ppl = record.get("reference"), value_at(record, "metrics.ppl_base")
+    reference, ppl = document.get("reference"), value_at(document, "metrics.ppl_base")
     if reference is None or ppl is None:
         return None
     # A file of logits has no checkpoint.
@@ -362,32 +362,32 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
         **nothing,
         "is_base": True,
         "ppl": ppl,
-        **_of_words(record, "word_perplexity_base"),
+        **_of_words(document, "word_perplexity_base"),
         "bits_per_weight": value_at(checkpoint, "bits_per_weight.body"),
         "gib": gib_of(checkpoint),
     }
 
 
-def _value(record: Mapping[str, Any], metric: MetricSpec) -> Any:
+def _value(document: Mapping[str, Any], metric: MetricSpec) -> Any:
     """A metric of a record; of a percentile the number alone."""
     if metric.percent is not None:
-        return value_at(record, f"distribution.kld.{metric.percent:g}")
-    return value_at(record, f"metrics.{metric.key}")
+        return value_at(document, f"distribution.kld.{metric.percent:g}")
+    return value_at(document, f"metrics.{metric.key}")
 
 
-def _of_words(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _of_words(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`word_ppl` of a run under the protocol lm-eval; nothing of others."""
-    metric = value_at(record, f"pages.metrics.{name}")
+    metric = value_at(document, f"pages.metrics.{name}")
     return {} if metric is None else {"word_ppl": metric}
 
 
-def is_base(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> bool:
+def is_base(document: Mapping[str, Any], reference: Mapping[str, Any] | None) -> bool:
     """Tells whether a run is of the very files that a reference (a record's section) was made of, and
     not at a distance from it: the same files by another arithmetic are another model."""
     files = None if reference is None else value_at(reference, "checkpoint.files")
-    if not files or files != record["checkpoint"].get("files"):
+    if not files or files != document["checkpoint"].get("files"):
         return False
-    return not value_at(record, "metrics.kld.value")
+    return not value_at(document, "metrics.kld.value")
 
 
 def short_name(source: str) -> str:

@@ -168,10 +168,10 @@ class RunFolder:
             for number in range(known, kept - 1, -1):
                 self.part_path(number).unlink(missing_ok=True)
 
-    def write_record(self, record: dict[str, Any]) -> None:
-        """Writes `record`, sealed: its `sha256` is set."""
-        record["sha256"] = seal_of(record)
-        write_text(self.path / RECORD, json_text(record))
+    def write_record(self, document: dict[str, Any]) -> None:
+        """Writes the record, sealed: its `sha256` is set."""
+        document["sha256"] = seal_of(document)
+        write_text(self.path / RECORD, json_text(document))
 
     def write_part(self, number: int, scores: Scores, beside: Columns | None = None) -> str:
         """Writes a pass's part, with further columns `beside` the scores, and returns the sha256 of its
@@ -271,10 +271,10 @@ def drop_beginnings(parent: Path) -> None:
             raise RunFolderError(f"{lock}: {error.strerror}") from None
 
 
-def seal_of(record: dict[str, Any]) -> str:
+def seal_of(document: dict[str, Any]) -> str:
     """sha256 of all that a record says, whatever the order and the spaces of its text."""
     # Through JSON, which knows neither tuples nor keys that are numbers.
-    return json_digest(json.loads(json.dumps({k: v for k, v in record.items() if k != "sha256"})))
+    return json_digest(json.loads(json.dumps({k: v for k, v in document.items() if k != "sha256"})))
 
 
 def read_json(path: Path) -> Any:

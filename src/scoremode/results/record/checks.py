@@ -200,15 +200,15 @@ def described_facts(
     }
 
 
-def unlike_dtypes(record: Mapping[str, Any]) -> str | None:
+def unlike_dtypes(document: Mapping[str, Any]) -> str | None:
     """What of a run's divergence may be arithmetic, since base and model computed in other dtypes; None
     where both have one, and of a run without a base."""
-    reference, own = record.get("reference"), value_at(record, "engine.dtype")
+    reference, own = document.get("reference"), value_at(document, "engine.dtype")
     if reference is None or own is None:
         return None
     base = value_at(reference, "engine.dtype")
     if reference.get("kind") == "llama.cpp":
-        if value_at(record, "engine.arithmetic") == "llama.cpp":
+        if value_at(document, "engine.arithmetic") == "llama.cpp":
             return None
         base = "what llama.cpp chose"
     if base is None or base == own:
@@ -231,24 +231,24 @@ def _merged_facts(record: Record, scores: Scores) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def check_identity(file: Path, record: Mapping[str, Any]) -> None:
+def check_identity(file: Path, document: Mapping[str, Any]) -> None:
     """Raises RunFolderError where a record's identity, by which a run is found again, is another run's
     than its sections."""
-    for (inside, one), (outside, two) in identity_pairs(record):
+    for (inside, one), (outside, two) in identity_pairs(document):
         if one != two:
             raise RunFolderError(f"{file}: its identity.{inside} is {one}, and its {outside} {two}")
 
 
 def identity_pairs(
-    record: Mapping[str, Any],
+    document: Mapping[str, Any],
 ) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
     """What a record's identity and its sections both have: (field of the identity, value), (field of
     the record, value)."""
     for inside, outside in _TWICE.items():
-        if inside == "plan" and value_at(record, "plan.planned") is not None:
+        if inside == "plan" and value_at(document, "plan.planned") is not None:
             # The windows that a rule ended a run after weren't known when it began.
             outside = "plan.planned.sha256"
-        one, two = value_at(record, f"identity.{inside}"), value_at(record, outside)
+        one, two = value_at(document, f"identity.{inside}"), value_at(document, outside)
         # What changed is known when it has run.
         is_left_open = inside == "noise_floor" and one == "auto"
         if one is not None and two is not None and not is_left_open:
@@ -261,17 +261,17 @@ def protocol_sha256(protocol: Mapping[str, Any]) -> str:
     return json_digest(value)
 
 
-def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
+def windows_sha256(document: Mapping[str, Any], scores: Scores) -> str:
     """The sha256 of a plan as `Plan.sha256` makes it, of a record's protocol and token ids and of the
     windows that the Scores are of."""
     _, begin = np.unique(scores.window, return_index=True)
     end = np.append(begin[1:], len(scores)) - 1
     start = scores.index[begin].astype(np.int64) - scores.position[begin]
-    plan = record["plan"]
-    facts = protocol_sha256(record["protocol"]), plan["tokens_sha256"], plan["window_bos"]
+    plan = document["plan"]
+    facts = protocol_sha256(document["protocol"]), plan["tokens_sha256"], plan["window_bos"]
     digest = sha256(f"{facts[0]} {facts[1]} {facts[2]}".encode())
     columns = start, scores.index[end] + 1, scores.position[begin]
-    if record["protocol"].get("text") in _NUMBERED:
+    if document["protocol"].get("text") in _NUMBERED:
         columns = scores.window, scores.position, scores.index
     for column in columns:
         digest.update(column.astype("<i8").tobytes())

@@ -192,8 +192,8 @@ def _compare(first: OpenedShard, other: OpenedShard, section: str, one: Any, two
         )
 
 
-def _of_section(record: Mapping[str, Any], section: str) -> Any:
-    found = record.get(section)
+def _of_section(document: Mapping[str, Any], section: str) -> Any:
+    found = document.get(section)
     if section == "reference" and found is not None:
         found = {name: value for name, value in found.items() if name not in _OF_A_BASE}
     return _without_places(found)
@@ -207,10 +207,10 @@ def _without_places(value: Any) -> Any:
     return {k: _without_places(v) for k, v in value.items() if k not in _PLACES}
 
 
-def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(document: Mapping[str, Any]) -> dict[str, Any]:
     """The identity but for which shard it is of, and for the memory of its devices: what follows from
     that is the schedule, which is compared by itself."""
-    identity = {name: value for name, value in record["identity"].items() if name != "shard"}
+    identity = {name: value for name, value in document["identity"].items() if name != "shard"}
     identity["engine"] = _without_memory(identity["engine"])
     base = identity.get("reference")
     if base is not None and "engine" in base:
@@ -223,8 +223,8 @@ def _without_memory(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {**engine, "device": device}
 
 
-def _engine(record: Mapping[str, Any]) -> dict[str, Any]:
-    engine = _without_memory(record["engine"])
+def _engine(document: Mapping[str, Any]) -> dict[str, Any]:
+    engine = _without_memory(document["engine"])
     return {name: value for name, value in engine.items() if name not in _OF_A_RUN}
 
 
