@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from scoremode.results.audit.findings import HELD, class_of, not_checked
+from scoremode.results.audit.findings import HELD, Findings, class_of, not_checked, short
 from scoremode.results.record.definition import SECTIONS
 
 
@@ -68,3 +68,22 @@ def test_a_section_is_listed_whole_where_nothing_within_is_held():
     assert held == [
         "engine.devices", "engine.seconds", "identity.keep", "other", "tokenizer.source"
     ]  # fmt: skip
+
+
+def test_findings_are_counted_and_kept_in_order():
+    found = Findings()
+    assert found.same("p", "a", 1, 1, "it has")
+    assert not found.same("p", "b", "ab" * 32, "cd" * 32, "the file has")
+    assert not found.judge("q", "c", ["one", "two", "three", "four", "five"])
+    assert found.judge("q", "d", [], "fine")
+    found.unchecked("q", "e", "there is no\x1b[31m file")
+    value = found.to_json()
+    assert value["counts"] == {"held": 2, "unchecked": 1, "wrong": 2}
+    words = [f["words"] for f in value["findings"]]
+    assert words[:2] == ["1", "the record says abababababab…, and the file has cdcdcdcdcdcd…"]
+    assert words[2:4] == ["one; two; three; 2 more", "fine"]
+    assert "\x1b" not in words[4] and "there is no" in words[4]
+
+
+def test_long_values_are_cut():
+    assert short("x" * 100) == "x" * 60 + "…" and short(4.9) == "4.9" and short("g" * 64)[-1] == "…"

@@ -1,13 +1,15 @@
 """What runs must share to be compared, and what else differs between them."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.run_folders import scores_of
 
 from scoremode.errors import ReferenceUnusable, RunFolderError
-from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.results.comparison.comparable import check_same_plan, not_held_out
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.scores import Scores
 
@@ -101,3 +103,16 @@ def test_what_else_differs_is_noted(one, written):
     fields = {d["field"]: d["values"] for d in value["differing"]}
     assert set(fields) == {"dtype", "version of torch", "device"}
     assert fields["dtype"] == {"bfloat16": ["W8A16", "W4A16"], "float32": ["one"]}
+
+
+def test_runs_are_noted_by_folder():
+    def run(folder, share):
+        section = share and SimpleNamespace(share=share, name="c4.jsonl")
+        return SimpleNamespace(folder=Path(folder), record=SimpleNamespace(calibration=section))
+
+    runs = [run("a", None), run("b", 0.0101), run("c", 0.01)]
+    (note,) = not_held_out(runs)  # pyright: ignore[reportArgumentType]
+    assert (
+        note
+        == "b is not held out: 1.01% of its targets stand in c4.jsonl, too, its calibration text"
+    )
