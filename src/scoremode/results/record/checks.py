@@ -115,7 +115,8 @@ def check_stopped(
     if rule is UNSET or seed is UNSET or planned is UNSET:
         raise RunFolderError(
             f"{file}: its protocol's stop_when is {rule or None!r}, its seed "
-            f"{None if seed is UNSET else seed}, and its plan {'has' if planned else 'lacks'} the windows that were planned"
+            f"{None if seed is UNSET else seed}, and its plan {'has' if planned else 'lacks'} the "
+            "windows that were planned"
         )
     try:
         found = stopping(scores, rule, seed, planned.windows, planned.conversations or None, extras)
