@@ -90,13 +90,6 @@ def test_a_run_that_a_process_works_on_is_running_with_its_time_left(killed, tmp
     assert StatusReader().status(copy)["state"] == "killed"
 
 
-def test_a_part_is_read_once(killed, monkeypatch):
-    reader = StatusReader()
-    first = reader.status(killed)
-    monkeypatch.setattr("scoremode.results.folders.status.read_columns", None)
-    assert reader.status(killed) == first
-
-
 def test_finished_and_invalid_runs(tmp_path):
     done = write_run(tmp_path / "done", scores_of(NOISE["W4A16"]))
     record = read_record(done)

@@ -308,12 +308,6 @@ def test_opening_a_folder_that_is_not_there(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_discard_removes_everything(run):
-    run.write_part(0, random_scores(0))
-    run.discard()
-    assert not run.path.exists()
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -149,28 +149,3 @@ def test_what_is_no_record(content, said, spoiled):
     with pytest.raises(RunFolderError, match=said) as refused:
         checked_record(spoiled)
     assert str(spoiled) in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_no_threads_for_the_table(whole, spoiled):
-    record = read_record(whole)
-    del record["engine"]["device"]["threads"]
-    record["sha256"] = seal_of(record)
-    with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
-        load_run(with_record(spoiled, record))
-
-
-@pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
-def test_no_context_length(value, whole, spoiled):
-    record = read_record(whole)
-    record["protocol"]["context_length"] = value
-    record["sha256"] = seal_of(record)
-    with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
-        load_run(with_record(spoiled, record))
-
-
-@pytest.mark.parametrize("at", range(0, 100, 7))
-def test_a_cut_record_is_refused(at, whole, spoiled):
-    content = (whole / "record.json").read_bytes()
-    (spoiled / "record.json").write_bytes(content[: len(content) * at // 100])
-    with pytest.raises(RunFolderError, match=r"record\.json: not JSON"):
-        load_run(spoiled)

@@ -13,7 +13,6 @@ from scoremode.results.record.section import (
     decode,
     differences,
     misfit,
-    shortened,
     value_at,
 )
 
@@ -98,10 +97,6 @@ def test_a_value_is_found_under_its_keys():
     assert value_at(record, "a.b.none", "missing") is None
     assert value_at(record, "a.x.c") is value_at(record, "a.b.c.d") is None
     assert value_at(record, "a.b.x", "missing") == "missing"
-
-
-def test_a_long_text_is_cut_at_60():
-    assert shortened("x" * 60) == "x" * 60 and shortened("x" * 61) == "x" * 60 + "…"
 
 
 MADE = {"a": 1.0, "b": {"c": [1, 2.0], "note": None}, "d": "x"}
