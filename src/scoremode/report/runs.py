@@ -26,7 +26,7 @@ def runs_table(
     rows: Iterable[Mapping[str, Any]],
     further: Mapping[str, Column] | None = None,
 ) -> Table:
-    """Lines of runs (`results.comparison.rows`), in their order; a base's has no KLD.
+    """Lines of runs (`results.comparison.ranking`), in their order; a base's has no KLD.
 
     `further`: columns behind the others, by their names in the rows.
     """

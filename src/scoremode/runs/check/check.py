@@ -99,7 +99,7 @@ def check(
     `result["counts"]` says how much held, could not be checked, and is wrong; `result["left_out"]` has
     a line for each run in a folder of runs that is not finished or has no readable record, which counts
     as not checked. Of each run `not_checked` are the fields of its record that nothing holds
-    (`results.audit.fields`). `entropy` gives the seed of a `rerun` without one.
+    (`results.audit.findings`). `entropy` gives the seed of a `rerun` without one.
 
     Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
     its model raises.
