@@ -89,6 +89,8 @@ class Connection:
 
     def __init__(self, connected: socket.socket):
         self._socket, self._buffer = connected, b""
+        self.rank: int | None = None
+        self.ending = "its process was ended, as a system out of memory does"
         self._socket.settimeout(_FIRST)
         # The system notices within 20 seconds that nobody answers any more.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
