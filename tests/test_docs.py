@@ -78,7 +78,7 @@ def test_the_demos_table_has_the_columns_that_the_demo_prints():
 def difference(ratio: float, bias: float, ci95: list[float], *others: float) -> dict[str, Any]:
     rms, worst, top1 = others
     return {
-        "ppl_ratio": {"value": ratio},
+        "ppl_ratio": {"value": ratio, "ci95": None},
         "bias": {"value": bias, "ci95": ci95, "note": None},
         "rms": rms,
         "worst": worst,
@@ -107,11 +107,13 @@ def test_verifys_page_shows_what_verify_prints():
             "context_length": 512,
             "stride": 512,
             "scored": "all",
+            "vocabulary": "config",
         },
         "corpus": {
             "name": "heldout.txt",
+            "rows": None,
             "row_limit": None,
-            "text": {"bytes": 61_818, "rule": "rows"},
+            "text": {"bytes": 61_818, "rule": "rows", "sha256": ""},
         },
         "sample": {"windows": range(8), "seed": 0, "scored": 4088},
         "plan": {"windows": 45},

@@ -16,17 +16,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.cli.screen import Screen
-from scoremode.demo.variants import measure_variants, variants_table
+from scoremode.demo.variants import measure_variants, variants_data
 from scoremode.report.document import interval_text
 from scoremode.report.page.document import write_report
+from scoremode.report.rendering import table_text
+from scoremode.results.record.definition import Done
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -52,16 +52,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="scoremode-real-") as folder:
             records = measured(args, Path(folder))
     dense = records["dense"]
-    print(variants_table(records))
+    print(table_text(variants_data(records)))
     print(
-        f"\n{dense['plan']['scored']:,} targets of {dense['corpus']['text']['bytes']:,} bytes, "
-        f"protocol {dense['protocol']['name']}, computed in {dense['engine']['dtype']} on "
-        f"{dense['engine']['device']['name']} in {time.monotonic() - begun:.0f} s;\nthe dense model's "
-        f"perplexity is {interval_text(dense['metrics']['ppl'], '.2f')}."
+        f"\n{dense.plan.scored:,} targets of {dense.corpus.text.bytes:,} bytes, "
+        f"protocol {dense.protocol.name}, computed in {dense.engine.dtype} on "
+        f"{dense.engine.device.name} in {time.monotonic() - begun:.0f} s;\nthe dense model's "
+        f"perplexity is {interval_text(dense.metrics['ppl'], '.2f')}."
     )
 
 
-def measured(args: argparse.Namespace, folder: Path) -> Mapping[str, dict[str, Any]]:
+def measured(args: argparse.Namespace, folder: Path) -> dict[str, Done]:
     """Variant name → record, of the model in bfloat16; everything that is made goes to `folder`."""
     dense, text = folder / "dense", folder / "text.raw"
     dense.mkdir(parents=True)

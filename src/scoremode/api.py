@@ -199,7 +199,7 @@ class Run:
         from scoremode.report.rendering import document_text
         from scoremode.report.run import finished_document
 
-        return document_text(finished_document(self.record.document, self.folder))
+        return document_text(finished_document(self.record, self.folder))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.record_fields import fields
 
-from scoremode.demo.variants import measure_variants, variants_table
+from scoremode.demo.variants import measure_variants, variants_data
 from scoremode.errors import UsageError
+from scoremode.report.rendering import table_text
+from scoremode.results.record.section import Metric
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -17,22 +20,24 @@ def test_a_folder_with_models_is_not_written_to(tmp_path):
         measure_variants(Path("none"), from_string("a"), preset("disjoint"), tmp_path, command=())
 
 
-def record(ratio: float, ci95: list[float] | None) -> dict[str, Any]:
-    return {
-        "checkpoint": {"bits_per_weight": {"body": 4.5}},
-        "metrics": {
-            "ppl": {"value": 44.44444},
-            "ppl_ratio": {"value": ratio, "ci95": ci95},
-            "kld": {"value": 0.0123456},
-            "top1": {"value": 0.87654},
-        },
-        "distribution": {"kld": {"99": 0.123456}},
-    }
+def record(ratio: float, ci95: tuple[float, float] | None) -> Any:
+    values = {"ppl": 44.44444, "ppl_ratio": ratio, "kld": 0.0123456, "top1": 0.87654}
+    made = fields(
+        {
+            "checkpoint": {"bits_per_weight": {"body": 4.5}},
+            "metrics": {
+                name: Metric(value=value, ci95=ci95, n=9, note=None)
+                for name, value in values.items()
+            },
+        }
+    )
+    made.distribution = {"kld": {"99": 0.123456}}
+    return made
 
 
 def test_a_variants_line_has_its_size_its_ratio_and_its_distance():
-    header, _, one, two = variants_table(
-        {"A": record(1.0234, [1.0212, 1.0256]), "B": record(0.99, None)}
+    header, _, one, two = table_text(
+        variants_data({"A": record(1.0234, (1.0212, 1.0256)), "B": record(0.99, None)})
     ).splitlines()
     assert header.split("  ")[0] == "model" and "95 % of the ratio" in header
     assert one.split() == [

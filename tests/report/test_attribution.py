@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from support.record_fields import fields
+
 from scoremode.report.attribution import attribution_document, recipe_document
 from scoremode.report.rendering import document_text, table_csv
 
@@ -20,11 +22,13 @@ def unit(name, alone, fall):
     }  # fmt: skip
 
 
-RECORD = {
-    "checkpoint": {"source": "quants/W4A16"},
-    "reference": {"source": "base"},
-    "plan": {"windows": 16},
-}
+RECORD = fields(
+    {
+        "checkpoint": {"source": "quants/W4A16"},
+        "reference": {"source": "base"},
+        "plan": {"windows": 16},
+    }
+)
 
 
 def value(unfit=()):

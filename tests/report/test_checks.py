@@ -53,7 +53,7 @@ def test_verbose_has_a_line_for_each_and_data_have_all():
 
 def engine(*, ci95: list[float] | None, note: str | None, own: bool) -> dict[str, Any]:
     difference = {
-        "ppl_ratio": {"value": 1.0000523},
+        "ppl_ratio": {"value": 1.0000523, "ci95": None},
         "bias": {"value": 5.2e-5, "ci95": ci95, "note": note},
         "rms": 9e-3,
         "worst": -6.1e-2,
@@ -74,8 +74,10 @@ def test_differences_and_verdicts_are_an_engine_each():
     between = {"engine": "vllm", "other": "torch", "difference": vllm["difference"]}
     value = {
         "checkpoint": {"source": "m"},
-        "protocol": {"name": "p", "context_length": 8, "stride": 8, "scored": "all"},
-        "corpus": {"name": "t", "row_limit": None, "text": {"bytes": 9, "rule": "rows"}},
+        "protocol": {"name": "p", "context_length": 8, "stride": 8, "scored": "all",
+                     "vocabulary": "config"},
+        "corpus": {"name": "t", "rows": None, "row_limit": None,
+                   "text": {"bytes": 9, "rule": "rows", "sha256": ""}},
         "sample": {"windows": range(8), "seed": 4, "scored": 4088},
         "plan": {"windows": 45},
         "reference": torch | {"compute": "float32", "sums": "float64",

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.comparisons import made, overlapping
+from support.record_fields import fields
 from support.run_folders import CONTEXT, write_run
 
-from scoremode.report.divergence import _reference, kld_document
 from scoremode.report.rendering import document_text
-from scoremode.report.run import run_document
+from scoremode.report.run import _reference, kld_document, run_document
 from scoremode.results.folders.store import read_record, read_scores
+from scoremode.results.record.definition import read_document
 from scoremode.results.statistics.divergence import worst_tokens
 
 PLACES = overlapping(9000, CONTEXT, 64)
@@ -48,7 +49,10 @@ def worst_of(folder):
 
 def test_every_number_is_there(run):
     folder, record = run
-    text, metrics = document_text(kld_document(record, folder, verbose=True)), record["metrics"]
+    text, metrics = (
+        document_text(kld_document(read_document(record), folder, verbose=True)),
+        record["metrics"],
+    )
     assert f"{metrics['ppl']['value']:.6f}" in line(text, "PPL")
     assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "base PPL")
     assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "PPL / base PPL")
@@ -81,7 +85,8 @@ def test_the_number_comes_first_and_details_where_asked(run):
     """KLD with its interval, against what, over how much: then whatever else there is."""
     folder, record = run
     short, long = (
-        document_text(kld_document(record, folder, verbose=verbose)) for verbose in (False, True)
+        document_text(kld_document(read_document(record), folder, verbose=verbose))
+        for verbose in (False, True)
     )
     rows = short.splitlines()
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
@@ -99,8 +104,8 @@ def test_the_number_comes_first_and_details_where_asked(run):
 
 def test_it_shares_its_rows_with_a_run_without_base(run):
     folder, record = run
-    theirs = document_text(run_document(record, folder, verbose=True)).splitlines()
-    text = document_text(kld_document(record, folder, verbose=True))
+    theirs = document_text(run_document(read_document(record), folder, verbose=True)).splitlines()
+    text = document_text(kld_document(read_document(record), folder, verbose=True))
     ours = {" ".join(row.split()) for row in text.splitlines()}
     for row in theirs[1:]:
         assert " ".join(row.split()) in ours or row.startswith("bits per byte")
@@ -108,7 +113,7 @@ def test_it_shares_its_rows_with_a_run_without_base(run):
 
 def test_without_what_was_not_asked_for(tmp_path):
     folder = write_run(tmp_path / "x", made(**PLACES, noise=0.3, full=False))
-    text = document_text(kld_document(read_record(folder), folder, verbose=True))
+    text = document_text(kld_document(read_document(read_record(folder)), folder, verbose=True))
     for words in ("Jensen", "top-k", "kind of token", "bits per byte", "noise", "largest KLD"):
         assert words not in text
 
@@ -118,19 +123,19 @@ def test_the_verdict_in_words(noise, words, tmp_path):
     folder = write_run(tmp_path / "x", made(**PLACES, noise=noise))
     record = read_record(folder)
     assert f"{words} {'than ' if words == 'worse' else ''}the base" in document_text(
-        kld_document(record, folder)
+        kld_document(read_document(record), folder)
     )
     scores = made(**PLACES, noise=noise)
     kinder = replace(scores, logprob=scores.logprob + 0.1)
     better = write_run(tmp_path / "y", kinder)
     assert "better than the base on this text" in document_text(
-        kld_document(read_record(better), better)
+        kld_document(read_document(read_record(better)), better)
     )
 
 
 def test_few_blocks_have_no_verdict(tmp_path):
     folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
-    text = document_text(kld_document(read_record(folder), folder, verbose=True))
+    text = document_text(kld_document(read_document(read_record(folder)), folder, verbose=True))
     assert line(text, "PPL / base PPL").endswith("(no interval)")
     why = "1 block of 1,024 tokens: an interval needs at least 8"
     assert line(text, "no interval").endswith(why)
@@ -144,7 +149,7 @@ def test_groups_without_an_interval_have_their_reasons_together(tmp_path):
     groups = [g for rows in record["breakdown"].values() for g in rows]
     for number, group in enumerate(groups[:3], 1):
         group["kld"] |= {"ci95": None, "note": f"{number} blocks"}
-    text = document_text(kld_document(record, folder, verbose=True))
+    text = document_text(kld_document(read_document(record), folder, verbose=True))
     assert text.count("\nno interval: ") == 1
     assert "\n\nno interval: 1 blocks; 2 blocks; 3 blocks\n" in text + "\n"
 
@@ -171,20 +176,20 @@ def test_the_noise_floor(floor, words, run):
             "resolves": floor["value"] > 0,
         },
     }
-    assert words in line(document_text(kld_document(changed, folder)), "noise floor")
+    assert words in line(document_text(kld_document(read_document(changed), folder)), "noise floor")
 
 
 def test_gates(run):
     folder, record = run
     gates = [
-        {"name": "max_kld", "limit": 0.01, "value": 0.02812, "on": "value", "bound": 0.02812,
-         "met": False, "note": None},
-        {"name": "min_top1", "limit": 0.5, "value": 0.8, "on": "upper", "bound": 0.75, "met": True,
-         "note": None},
-        {"name": "max_ppl_ratio", "limit": 2, "value": 1.1, "on": "upper", "bound": None,
-         "met": False, "note": "1 block"},
+        {"name": "max_kld", "metric": "kld", "limit": 0.01, "value": 0.02812, "on": "value",
+         "bound": 0.02812, "met": False, "note": None},
+        {"name": "min_top1", "metric": "top1", "limit": 0.5, "value": 0.8, "on": "upper",
+         "bound": 0.75, "met": True, "note": None},
+        {"name": "max_ppl_ratio", "metric": "ppl_ratio", "limit": 2, "value": 1.1, "on": "upper",
+         "bound": None, "met": False, "note": "1 block"},
     ]  # fmt: skip
-    text = document_text(kld_document(record | {"gates": gates}, folder))
+    text = document_text(kld_document(read_document(record | {"gates": gates}), folder))
     rows = [row.split(maxsplit=1)[1] for row in text.splitlines() if row.startswith("gate ")]
     assert rows == [
         "--max-kld 0.01: 0.02812: NOT MET",
@@ -197,7 +202,9 @@ def test_the_worst_tokens_in_context(run):
     folder, record = run
     worst = worst_of(folder)
     worst[0]["context"] = "a" * 100 + " next to it"
-    text = document_text(kld_document(record | {"worst": worst}, folder, verbose=True))
+    text = document_text(
+        kld_document(read_document(record | {"worst": worst}), folder, verbose=True)
+    )
     table = text[text.index("largest KLD") :].splitlines()
     assert len(table) == 2 + len(worst) == 12
     assert f"{worst[0]['kld']:.4g}" in table[2]
@@ -209,7 +216,7 @@ def test_the_worst_tokens_in_context(run):
         {k: v for k, v in fact.items() if not k.endswith(("text", "context"))} for fact in worst
     ]
     assert f"id {worst[0]['target']} " in document_text(
-        kld_document(record | {"worst": bare}, folder, verbose=True)
+        kld_document(read_document(record | {"worst": bare}), folder, verbose=True)
     )
 
 
@@ -224,7 +231,7 @@ def test_no_control_character_gets_through(run):
     floor = {"words": bad, "kld": record["metrics"]["kld"], "resolves": True}
     text = document_text(
         kld_document(
-            record | {"worst": worst, "reference": reference, "noise_floor": floor},
+            read_document(record | {"worst": worst, "reference": reference, "noise_floor": floor}),
             folder,
             verbose=True,
         )
@@ -234,11 +241,12 @@ def test_no_control_character_gets_through(run):
 
 
 def test_a_base_in_llama_cpps_arithmetic_is_told():
-    reference = {"source": "kept", "kind": "stored", "engine": {"arithmetic": "llama.cpp"}}
+    reference = fields({"source": "kept", "kind": "stored"})
+    reference.engine = {"arithmetic": "llama.cpp"}
     assert _reference(reference) == "kept (stored, in llama.cpp's arithmetic)"
-    assert _reference({"source": "kept", "kind": "stored"}) == "kept (stored)"
+    assert _reference(fields({"source": "kept", "kind": "stored"})) == "kept (stored)"
 
 
 def test_a_base_without_a_checksum_is_told():
     reference = {"source": "base.kld", "kind": "llama.cpp", "checksum": "none in the file"}
-    assert _reference(reference) == "base.kld (llama.cpp, checksum: none in the file)"
+    assert _reference(fields(reference)) == "base.kld (llama.cpp, checksum: none in the file)"

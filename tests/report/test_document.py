@@ -25,8 +25,16 @@ from scoremode.report.document import (
     words,
 )
 from scoremode.report.rendering import document_markdown, document_text
+from scoremode.results.record.section import Metric
 
-METRIC = {"value": 0.0123456789, "ci95": [0.01, 0.02]}
+
+def metric(
+    value: float = 1.0, ci95: tuple[float, float] | None = None, note: str | None = None
+) -> Metric:
+    return Metric(value=value, ci95=ci95, n=9, note=note)
+
+
+METRIC = metric(0.0123456789, (0.01, 0.02))
 
 
 def test_a_metric_is_shown_rounded_and_kept_in_full():
@@ -36,9 +44,9 @@ def test_a_metric_is_shown_rounded_and_kept_in_full():
         *("kld_nats", "kld_nats_low", "kld_nats_high")
     ]
     assert column.parts(METRIC) == (0.0123456789, 0.01, 0.02)
-    assert column.parts({"value": 1.0, "ci95": None}) == (1.0, None, None)
+    assert column.parts(metric()) == (1.0, None, None)
     assert measured("ratio", "ratio", ".2f", "×").show(METRIC) == "×0.01"
-    assert interval(".2f").show(METRIC["ci95"]) == "[0.01, 0.02]"
+    assert interval(".2f").show(METRIC.ci95) == "[0.01, 0.02]"
 
 
 @pytest.mark.parametrize(
@@ -95,16 +103,15 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_an_interval_and_one_that_is_not_there():
-    metric = {"ci95": [0.98765, 1.2], "note": None}
-    assert ends(metric, "+.2f") == "[+0.99, +1.20]"
-    assert interval_text(metric) == "95 % [0.9877, 1.2000]"
-    none = {"ci95": None, "note": "3 blocks"}
+    some, none = metric(ci95=(0.98765, 1.2)), metric(note="3 blocks")
+    assert ends(some, "+.2f") == "[+0.99, +1.20]"
+    assert interval_text(some) == "95 % [0.9877, 1.2000]"
     assert (ends(none, ".2f"), ends(None, ".2f"), interval_text(none)) == (
         "-",
         "-",
         "(no interval)",
     )
-    reasons = without_interval([none, metric, none, none | {"note": "2 blocks"}])
+    reasons = without_interval([none, some, none, metric(note="2 blocks")])
     assert reasons == [("no interval", "2 blocks"), ("no interval", "3 blocks")]
 
 

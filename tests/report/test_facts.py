@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.record_fields import fields
 
 from scoremode.report.facts import (
     _device,
@@ -18,6 +19,14 @@ from scoremode.report.facts import (
     text_words,
 )
 from scoremode.text.protocol import preset
+
+
+def caveats_of(engine: dict[str, Any]) -> list[tuple[str, str]]:
+    record = fields(
+        {"engine": {"kv_cache_dtype": None} | engine, "checkpoint": {"kv_cache_declared": None}}
+    )
+    record.document = {}
+    return caveats(record)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,7 @@ from scoremode.text.protocol import preset
     ],
 )
 def test_what_it_ran_on(engine, words):
-    assert _device(engine) == words
+    assert _device(fields({"placement": None} | engine)) == words
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,7 @@ def test_what_it_ran_on(engine, words):
     [(512, 512, None), (2048, 512, None), (256, 512, "256 of every 512 tokens")],
 )
 def test_what_lies_between_windows_is_told(length, stride, words):
-    rows = left_out_rows({"context_length": length, "stride": stride})
+    rows = left_out_rows(fields({"context_length": length, "stride": stride}))
     assert [name for name, _ in rows] == ([] if words is None else ["left out"])
     if words is not None:
         assert rows[0][1].startswith(words) and "--stride 256 " in rows[0][1]
@@ -72,7 +81,7 @@ def test_what_lies_between_windows_is_told(length, stride, words):
 def test_activations_other_than_declared_are_told(declared, ran, row):
     activations = {"declared": declared, "ran": ran}
     engine = {"dtype": "bfloat16", "activations": activations, "unused_tensors": []}
-    rows = caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    rows = caveats_of(engine)
     assert [f"{name.removesuffix(' THAN DECLARED')}: {text}" for name, text in rows] == (
         [] if row is None else [row]
     )
@@ -81,7 +90,7 @@ def test_activations_other_than_declared_are_told(declared, ran, row):
 def test_seconds_add_up():
     stages = {"start": 0.5, "engine": 1.0, "score": 8.0, "finish": 0.5, "total": 10.0}
     record = {"seconds": stages, "engine": {"seconds": {"load": 1.0, "layers": 6.0}}}
-    assert _seconds(record) == (
+    assert _seconds(fields(record)) == (
         "10.00 in all: start 0.50, engine 1.00, score 8.00, finish 0.50; engine and score are "
         "load 1.00, layers 6.00, other 2.00"
     )
@@ -92,7 +101,7 @@ def test_a_gpu_that_loads_meanwhile_leaves_nothing_over():
         "seconds": {"engine": 0.0, "score": 1.0, "total": 1.0},
         "engine": {"seconds": {"load": 0.5, "layers": 0.9}},
     }
-    assert _seconds(record).endswith("load 0.50, layers 0.90")
+    assert _seconds(fields(record)).endswith("load 0.50, layers 0.90")
 
 
 def test_llama_cpps_arithmetic_is_named():
@@ -103,7 +112,7 @@ def test_llama_cpps_arithmetic_is_named():
         "unused_tensors": [],
         "activations": {"declared": None, "ran": "quantized"},
     }
-    rows = caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    rows = caveats_of(engine)
     assert [name for name, _ in rows] == ["KV cache", "arithmetic"]
     assert rows[1][1].startswith("llama.cpp's: inputs of linears rounded")
 
@@ -123,7 +132,7 @@ def test_memory_is_told_with_what_was_expected_of_long_windows(kind, expected, c
     if expected is not None:
         engine["estimated_bytes"] = expected << 29
     schedule = {} if chunk is None else {"chunk_tokens": chunk}
-    assert _memory({"engine": engine, "schedule": schedule}) == words
+    assert _memory(fields({"engine": engine, "schedule": schedule})) == words
 
 
 @pytest.mark.parametrize(
@@ -139,30 +148,35 @@ def test_memory_is_told_with_what_was_expected_of_long_windows(kind, expected, c
 )
 def test_how_many_rows_a_text_is_of(limit, seed, words):
     corpus = {"name": "t", "rows": 1100, "row_limit": limit, "text": {"bytes": 9, "rule": "rows"}}
-    assert text_words(corpus | ({} if seed is None else {"row_seed": seed})) == words
+    assert text_words(fields(corpus | ({} if seed is None else {"row_seed": seed}))) == words
 
 
 SECTION = {"name": "c4<b>.jsonl", "tokens": 1234, "ngram": 13, "targets": 5, "share": 0.5}
 
 
 def test_a_text_that_is_not_held_out_has_a_row():
-    (row,) = calibration_rows({"calibration": SECTION})
+    (row,) = calibration_rows(fields({"calibration": SECTION}))
     assert row[0] == "NOT HELD OUT" and row[1].startswith("50.00% of the targets stand in c4")
     assert (
-        "1,234 tokens" in row[1] and calibration_rows({"calibration": SECTION}, held_out=True) == []
+        "1,234 tokens" in row[1]
+        and calibration_rows(fields({"calibration": SECTION}), held_out=True) == []
     )
 
 
 def test_the_worst_group_is_named():
     labels = {"a": 0.1, "b|c": 0.9}
-    ((_, words),) = calibration_rows({"calibration": SECTION | {"labels": labels}})
+    ((_, words),) = calibration_rows(fields({"calibration": SECTION | {"labels": labels}}))
     assert words.endswith("; of b|c 90.00%")
 
 
 def test_one_that_is_held_out_has_its_row_where_all_is_said():
     section = SECTION | {"targets": 0, "share": 0.0}
-    assert calibration_rows({"calibration": section}) == [] == calibration_rows({}, held_out=True)
-    ((name, words),) = calibration_rows({"calibration": section}, held_out=True)
+    assert (
+        calibration_rows(fields({"calibration": section}))
+        == []
+        == calibration_rows(fields({}), held_out=True)
+    )
+    ((name, words),) = calibration_rows(fields({"calibration": section}), held_out=True)
     assert name == "held out" and words.startswith("none of the targets stand in")
 
 
@@ -183,15 +197,15 @@ FACTS: dict[str, Any] = {
 
 
 def test_a_text_has_no_rows_of_them():
-    assert conversation_rows({"name": "x"}) == template_rows({"name": "x"}) == []
+    assert conversation_rows(fields({"name": "x"})) == template_rows(fields({"name": "x"})) == []
 
 
 def test_what_is_not_said_did_not_happen():
-    assert conversation_rows({"conversations": FACTS}) == [
+    assert conversation_rows(fields({"conversations": FACTS})) == [
         ("turns", "1,200 conversations; 3 turns")
     ]
     source = f"m/t.jinja, sha256 {12 * 'a'}…"
-    assert template_rows({"conversations": FACTS}) == [("chat template", source)]
+    assert template_rows(fields({"conversations": FACTS})) == [("chat template", source)]
 
 
 def test_all_that_may_happen_is_said():
@@ -199,7 +213,7 @@ def test_all_that_may_happen_is_said():
     names += ("outside", "prompted", "behind", "opening", "beyond")
     spread = {"least": 0, "median": 2.5, "most": 1200}
     facts = FACTS | dict.fromkeys(names, 1) | {"turn_targets": spread}
-    assert conversation_rows({"conversations": facts}) == [
+    assert conversation_rows(fields({"conversations": facts})) == [
         (
             "turns",
             "1,200 conversations, 1 bad and left out, 1 longer than a window, 1 without a target "
@@ -219,20 +233,21 @@ def test_all_that_may_happen_is_said():
 def test_bad_rows_and_a_template_s_values_are_shown_harmless():
     given = {"arguments": {"enable_thinking": False}, "date": "2025-01-01"}
     facts = FACTS | {"template": FACTS["template"] | given, "bad": ["x.jsonl, line 3: \x1b[31m"]}
-    (_, words), left_out = template_rows({"conversations": facts})
+    (_, words), left_out = template_rows(fields({"conversations": facts}))
     assert words.endswith('given {"enable_thinking": false}, for which today is 2025-01-01')
     assert left_out == ("left out", r"x.jsonl, line 3: \x1b[31m")
 
 
 def test_a_protocol_in_a_line():
     rules = preset("chat").override(scored="completion", long="split").resolve(None).to_json()
+    rules = fields(rules)
     assert chat_words(rules) == (
         "chat+scored=completion+long=split (the last turn's targets; longer than 4,096 tokens: split)"
     )
-    assert chat_sentence(rules, FACTS) == (
+    assert chat_sentence(rules, fields(FACTS)) == (
         f"each conversation by itself by chat template {12 * 'a'}, those longer than 4,096 tokens "
         "split into windows, the last turn's targets"
     )
-    assert chat_sentence(rules, FACTS | {"template": None}).startswith(
+    assert chat_sentence(rules, fields(FACTS | {"template": None})).startswith(
         "each conversation by itself, "
     )

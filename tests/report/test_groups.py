@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.comparisons import made, overlapping
+from support.record_fields import fields
 from support.run_folders import CONTEXT, labels_of, write_run
 
-from scoremode.report.divergence import kld_document
 from scoremode.report.document import rate
 from scoremode.report.groups import compared_groups, group_counts, groups_document
 from scoremode.report.rendering import document_markdown, document_text, table_csv
-from scoremode.report.run import run_document
+from scoremode.report.run import kld_document, run_document
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
+from scoremode.results.record.definition import read_document
 from scoremode.results.record.sections import sections
 
 PLACES = overlapping(12_000, CONTEXT, 48)
@@ -36,7 +37,7 @@ def runs(tmp_path_factory):
 
 def test_the_table_has_every_group_worst_first(runs):
     record = read_record(runs["one"])
-    text = document_text(kld_document(record, runs["one"]))
+    text = document_text(kld_document(read_document(record), runs["one"]))
     groups = record["breakdown"]["label"]
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("group "))
@@ -51,13 +52,15 @@ def test_the_table_has_every_group_worst_first(runs):
         assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
     # The verbose one has the turns as well.
     assert "place in the turn" not in text
-    assert "256 and more" in document_text(kld_document(record, runs["one"], verbose=True))
+    assert "256 and more" in document_text(
+        kld_document(read_document(record), runs["one"], verbose=True)
+    )
     assert all(len(line) <= 100 for line in lines[at:])
 
 
 def test_a_run_alone_has_perplexities(runs):
     record = read_record(runs["alone"])
-    text = document_text(run_document(record, runs["alone"]))
+    text = document_text(run_document(read_document(record), runs["alone"]))
     for group in record["breakdown"]["label"]:
         (line,) = [line for line in text.splitlines() if line.startswith(group["group"])]
         assert f"{group['ppl']['value']:.4f}" in line
@@ -65,7 +68,7 @@ def test_a_run_alone_has_perplexities(runs):
 
 def test_the_document_has_all_metrics_and_its_data_in_full(runs):
     record = read_record(runs["one"])
-    document = groups_document(record)
+    document = groups_document(read_document(record))
     text = document_text(document)
     assert all(len(line) <= 104 for line in text.splitlines())
     for group in record["breakdown"]["label"]:
@@ -89,10 +92,12 @@ def test_the_document_has_all_metrics_and_its_data_in_full(runs):
 
 def test_what_was_not_measured_is_said(runs):
     record = read_record(runs["a-model-of-a-long-name-Q4_K_M"])
-    assert "no change of entropy: measured without --full" in document_text(groups_document(record))
+    assert "no change of entropy: measured without --full" in document_text(
+        groups_document(read_document(record))
+    )
     few = [
         line
-        for line in document_text(kld_document(record, runs["one"])).splitlines()
+        for line in document_text(kld_document(read_document(record), runs["one"])).splitlines()
         if "no interval for" in line
     ]
     assert not few
@@ -103,7 +108,7 @@ def test_what_was_not_measured_is_said(runs):
         }
     (line,) = [
         x
-        for x in document_text(kld_document(record, runs["one"])).splitlines()
+        for x in document_text(kld_document(read_document(record), runs["one"])).splitlines()
         if x.startswith("no interval for")
     ]
     names, _, why = line.removeprefix("no interval for ").partition(": ")
@@ -129,9 +134,9 @@ def test_runs_are_compared_in_each_group(runs):
 def test_no_name_does_anything_to_a_terminal(runs):
     record = read_record(runs["one"])
     record["breakdown"]["label"][0]["group"] = "a|b\x1b[31m\u202e`*"
-    text = document_text(groups_document(record))
+    text = document_text(groups_document(read_document(record)))
     assert "\x1b" not in text and "\u202e" not in text
-    assert "a\\|b" in document_markdown(groups_document(record))
+    assert "a\\|b" in document_markdown(groups_document(read_document(record)))
 
 
 @pytest.mark.parametrize("name", ["one", "alone"])
@@ -139,13 +144,13 @@ def test_long_windows_are_told_by_the_tokens_before(name, runs):
     """By default: it is what they are for."""
     shown = kld_document if name == "one" else run_document
     record = read_record(runs[name])
-    assert "tokens before" not in document_text(shown(record, runs[name]))
+    assert "tokens before" not in document_text(shown(read_document(record), runs[name]))
     position = np.tile(np.arange(1, 4200), 9)
     scores = made(np.repeat(np.arange(9), 4199) * 4200 + position, position=position, full=False)
     scores = scores if name == "one" else replace(scores, against=None)
     depth = sections(scores, 4200, {}, block_length=4200)["breakdown"]["depth"]
     record["breakdown"]["depth"] = depth
-    lines = document_text(shown(record, runs[name])).splitlines()
+    lines = document_text(shown(read_document(record), runs[name])).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("tokens before "))
     for line, group in zip(lines[at + 2 :], depth, strict=False):
         assert line.startswith(group["group"]) and len(line) <= 100
@@ -154,12 +159,12 @@ def test_long_windows_are_told_by_the_tokens_before(name, runs):
         if name == "one":
             assert f"{group['kld']['value']:.3g}" in line
             assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
-    rows = groups_document(record).data.rows
+    rows = groups_document(read_document(record)).data.rows
     assert [row[1] for row in rows if row[0] == "depth"] == [group["group"] for group in depth]
 
 
 def test_a_plan_s_groups_are_counted_the_largest_first():
-    assert group_counts({}) == []
-    assert group_counts({"labels": {"b": 7, "a": 1234}}) == [("groups", "a 1,234, b 7")]
-    ((_, many),) = group_counts({"labels": {str(i): 100 - i for i in range(10)}})
+    assert group_counts(fields({})) == []
+    assert group_counts(fields({"labels": {"b": 7, "a": 1234}})) == [("groups", "a 1,234, b 7")]
+    ((_, many),) = group_counts(fields({"labels": {str(i): 100 - i for i in range(10)}}))
     assert many.startswith("0 100, 1 99") and many.endswith("7 93 and 2 more")

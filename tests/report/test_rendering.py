@@ -35,6 +35,7 @@ from scoremode.report.rendering import (
     table_markdown,
     table_text,
 )
+from scoremode.results.record.section import Metric
 
 GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 HOSTILE = [
@@ -127,7 +128,7 @@ def test_lines_as_they_are_close_no_fence():
     assert document_markdown(Document((Preformatted("a"),), Table((), ()))) == "```\na\n```"
 
 
-KLD = {"value": 0.1 + 0.2, "ci95": (1e-17, 2 / 3)}
+KLD = Metric(value=0.1 + 0.2, ci95=(1e-17, 2 / 3), n=9, note=None)
 CSV_TABLE = Table(
     (
         words("model", "model"),
@@ -136,7 +137,7 @@ CSV_TABLE = Table(
         number("bits", "bits", ".1f"),
         Column(None, "is_base"),
     ),
-    (('a "b", c\n|', KLD, KLD["ci95"], 4.0625, False), ("d", None, None, Said("base"), True)),
+    (('a "b", c\n|', KLD, KLD.ci95, 4.0625, False), ("d", None, None, Said("base"), True)),
 )
 
 
@@ -145,7 +146,7 @@ def test_every_number_comes_back_as_it_was():
     read = pa.csv.read_csv(io.BytesIO(text.encode())).to_pydict()
     assert list(read) == ["model", "kld_nats", "kld_nats_low", "kld_nats_high", "bits", "is_base"]
     assert read["model"] == ['a "b", c\\n|', "d"]
-    assert read["kld_nats"] == [KLD["value"], None] and read["kld_nats_high"] == [2 / 3, None]
+    assert read["kld_nats"] == [KLD.value, None] and read["kld_nats_high"] == [2 / 3, None]
     assert read["kld_nats_low"] == [1e-17, None] and read["bits"] == [4.0625, None]
     assert read["is_base"] == [0, 1]
 

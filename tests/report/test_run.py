@@ -4,28 +4,32 @@ import csv
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.comparisons import made, overlapping
+from support.record_fields import fields
 from support.run_folders import CONTEXT, ENGINE, REFERENCE, write_run
 from support.task_runs import measured_requests, rounded
 
 from scoremode.errors import UsageError
 from scoremode.report.compare import compare_document
-from scoremode.report.divergence import kld_document, worst_facts
 from scoremode.report.page.data import report_data
 from scoremode.report.page.document import section_part
 from scoremode.report.rendering import document_text, table_csv, table_text
 from scoremode.report.run import (
     finished_document,
+    kld_document,
     reference_document,
     run_document,
     shard_document,
     tasks_document,
     tasks_of_runs,
+    worst_facts,
 )
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
+from scoremode.results.record.definition import read_document
 from scoremode.results.statistics.divergence import worst_tokens
 
 SCORES = made(**overlapping(1000, CONTEXT, 64), noise=0.3)
@@ -35,21 +39,22 @@ SCORES = made(**overlapping(1000, CONTEXT, 64), noise=0.3)
 def test_each_kind_of_run_has_its_own(verbose, tmp_path):
     compared = write_run(tmp_path / "kld", SCORES)
     record = read_record(compared)
-    shown = document_text(finished_document(record, compared, verbose=verbose))
-    assert shown == document_text(kld_document(record, compared, verbose=verbose))
+    shown = document_text(finished_document(read_document(record), compared, verbose=verbose))
+    assert shown == document_text(kld_document(read_document(record), compared, verbose=verbose))
     alone = write_run(tmp_path / "ppl", replace(SCORES, against=None))
     record = read_record(alone)
-    shown = document_text(finished_document(record, alone, verbose=verbose))
-    assert shown == document_text(run_document(record, alone, verbose=verbose))
-    states = {"rows": 2000, "width": 64, "dtype": "bfloat16"}
-    head = {"vocabulary": 1024, "width": 64, "dtype": "bfloat16", "file": None,
-            "checkpoint": {"path": "models/base"}}  # fmt: skip
-    kept = record | {"kept": {"states": states, "head": head}}
-    shown = document_text(finished_document(kept, alone, verbose=verbose))
+    shown = document_text(finished_document(read_document(record), alone, verbose=verbose))
+    assert shown == document_text(run_document(read_document(record), alone, verbose=verbose))
+    states = {"rows": 2000, "width": 64, "dtype": "bfloat16", "files": []}
+    place = {"source": "base", "path": "models/base", "weight": "lm_head.weight", "bias": None}
+    head = {"vocabulary": 1024, "width": 64, "dtype": "bfloat16", "scale": 1.0, "softcap": None,
+            "sha256": {"weight": 64 * "0"}, "file": None, "checkpoint": place}  # fmt: skip
+    kept = record | {"kept": {"states": states, "head": head, "sha256": 64 * "0"}}
+    shown = document_text(finished_document(read_document(kept), alone, verbose=verbose))
     assert (
         shown
-        == document_text(reference_document(kept, alone, verbose=verbose))
-        != document_text(run_document(kept, alone))
+        == document_text(reference_document(read_document(kept), alone, verbose=verbose))
+        != document_text(run_document(read_document(kept), alone))
     )
     assert "2,000 of 64 bfloat16, 0.000 GB" in shown and "left in models/base" in shown
 
@@ -57,8 +62,8 @@ def test_each_kind_of_run_has_its_own(verbose, tmp_path):
 def test_worst_tokens_are_shown_once_where_asked(tmp_path):
     assert SCORES.against is not None
     folder = write_run(tmp_path / "kld", SCORES)
-    record = read_record(folder) | {"worst": worst_tokens(SCORES, SCORES.against)}
-    table = table_text(worst_facts(record["worst"]))
+    record = read_document(read_record(folder) | {"worst": worst_tokens(SCORES, SCORES.against)})
+    table = table_text(worst_facts(record.worst or ()))
     assert table not in document_text(finished_document(record, folder))
     for verbose in (False, True):
         text = document_text(finished_document(record, folder, verbose=verbose, worst=True))
@@ -79,9 +84,15 @@ RECORD = {
 }  # fmt: skip
 
 
+def shard_of(**changes: Any) -> Any:
+    made = fields(RECORD | changes)
+    made.document = RECORD | changes
+    return made
+
+
 @pytest.mark.parametrize("verbose", [False, True])
 def test_it_counts_from_one_and_says_that_it_is_no_whole(verbose):
-    text = document_text(shard_document(RECORD, Path("runs/a"), verbose=verbose))
+    text = document_text(shard_document(shard_of(), Path("runs/a"), verbose=verbose))
     rows = dict(line.split(None, 1) for line in text.splitlines() if line.strip())
     assert rows["shard"] == "2 of 4, done"
     assert "a part of the text: scoremode merge makes the run of 4 shards" in text
@@ -92,7 +103,7 @@ def test_it_counts_from_one_and_says_that_it_is_no_whole(verbose):
 
 
 def test_with_a_base_it_names_it_and_csv_has_plain_numbers():
-    document = shard_document(RECORD | {"reference": REFERENCE}, Path("runs/a"))
+    document = shard_document(shard_of(reference=REFERENCE), Path("runs/a"))
     assert "models/base" in document_text(document)
     (row,) = csv.DictReader(io.StringIO(table_csv(document.data)))
     assert row["shard"] == "2" and row["of"] == "4" and row["reference"] == "models/base"
@@ -101,15 +112,9 @@ def test_with_a_base_it_names_it_and_csv_has_plain_numbers():
 
 
 def test_one_shard_of_one_is_no_run_either():
-    one = RECORD | {"shard": RECORD["shard"] | {"number": 1, "of": 1}}
-    text = document_text(shard_document(one, Path("a")))
+    one = {"shard": RECORD["shard"] | {"number": 1, "of": 1}}
+    text = document_text(shard_document(shard_of(**one), Path("a")))
     assert "it is all of the run: scoremode merge makes the run of 1 shard" in text
-
-
-def test_a_finished_runs_table_is_a_shards_by_its_status():
-    assert finished_document(RECORD, Path("runs/a")).data == (
-        shard_document(RECORD, Path("runs/a")).data
-    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +129,7 @@ def runs(demo, tmp_path_factory):
 
 def test_a_run_alone_has_its_metrics(runs):
     alone, _ = runs
-    shown = document_text(finished_document(alone.record.document, alone.folder))
+    shown = document_text(finished_document(alone.record, alone.folder))
     head, _, first, *_ = shown.splitlines()
     assert head.split() == ["task", "questions", "metric", "value", "±"]
     accuracy = alone.record.document["tasks"]["groups"]["both"]["metrics"]["acc,none"]
@@ -134,7 +139,7 @@ def test_a_run_alone_has_its_metrics(runs):
 
 def test_against_a_base_it_has_flips_and_mcnemar(runs):
     _, paired = runs
-    document = tasks_document(paired.record.document, paired.folder)
+    document = tasks_document(paired.record, paired.record.tasks, paired.folder)
     lines = table_csv(document.data).splitlines()
     assert lines[0].endswith(
         "base,change,change_ci95_low,change_ci95_high,lost,gained,mcnemar_p,kld"
@@ -145,9 +150,7 @@ def test_against_a_base_it_has_flips_and_mcnemar(runs):
 
 
 def test_several_stand_side_by_side(runs):
-    found = tasks_of_runs(
-        [(name, r.record.document["tasks"]) for name, r in zip("ab", runs, strict=True)]
-    )
+    found = tasks_of_runs([(name, r.record.tasks) for name, r in zip("ab", runs, strict=True)])
     assert found is not None
     assert [(row[0], row[1], row[2]) for row in found.rows][:4] == [
         ("both", "acc", "a"), ("both", "acc", "b"), ("ends", "acc", "a"), ("ends", "acc", "b"),
@@ -161,8 +164,9 @@ def test_compare_and_the_page_have_them(runs):
     (head,) = (line for line in shown.splitlines() if line.startswith("task "))
     assert head.split()[:4] == ["task", "metric", "model", "questions"] and "lost" in head
     (section,) = report_data(folders)["sections"]
-    html = section_part(section, alone=True).html
-    assert "<h3>Tasks</h3>" in html and html.count("word_perplexity") == 2
+    table = section_part(section).tasks
+    assert table is not None
+    assert [row.cells[1].text for row in table.rows].count("word_perplexity") == 2
 
 
 def test_a_card_has_no_tasks(runs):

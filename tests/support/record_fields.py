@@ -1,8 +1,12 @@
-"""Records with one field changed: each removed, of every other type, and with one too many."""
+"""Parts of records with attributes; and records with one field removed, of every other type, or one too
+many."""
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+
+from msgspec import UNSET
 
 # One of every type of JSON; whole numbers in floats are left out, which JSON Schema takes for integers.
 OTHERS: tuple[Any, ...] = (None, True, -3, 2**70, -0.5, "other", [], ["other"], {}, {"other": []})
@@ -57,3 +61,21 @@ def _at(record: Any, path: tuple) -> Any:
     for key in path:
         record = record[key]
     return record
+
+
+class _Fields(SimpleNamespace):
+    def __getattr__(self, name: str) -> Any:
+        return UNSET
+
+
+# Sections whose keys are no fields.
+_FREE = ("seconds", "metrics", "formats", "labels", "arguments", "stderr")
+
+
+def fields(value: Any) -> Any:
+    """A part of a record with attributes in place of keys; what it lacks is UNSET."""
+    if isinstance(value, list):
+        return [fields(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return _Fields(**{k: v if k in _FREE else fields(v) for k, v in value.items()})

@@ -112,7 +112,7 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
         print_result(
             session,
             found.attribution,
-            lambda value: attribution_document(value, found.record.document, found.folder),
+            lambda value: attribution_document(value, found.record, found.folder),
             self.form,
             quiet=self.quiet,
         )

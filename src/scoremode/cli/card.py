@@ -153,9 +153,8 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
         value = ranked(members)
         by_folder = {str(run.folder): run.record for run in members}
         records = [by_folder[row["folder"]] for row in value["runs"]]
-        group = Group(value, [record.document for record in records], ())
-        published = [row["folder"] for row, _ in group.published]
-        commands = joined([reproduction(by_folder[folder]) for folder in published])
+        group = Group(value, records, ())
+        commands = joined([reproduction(record) for _, record in group.published])
         groups.append(replace(group, commands=commands))
     return groups
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -271,6 +270,10 @@ def print_run(
 ) -> None:
     """Prints a run's record with --json, else, but with --quiet, its table."""
     from scoremode.report.run import finished_document
+    from scoremode.results.record.definition import read_document
 
-    document = partial(finished_document, folder=folder, verbose=spec.verbose, worst=worst)
+    def document(value: dict[str, Any]) -> "Document":
+        record = read_document(value)
+        return finished_document(record, folder, verbose=spec.verbose, worst=worst)
+
     print_result(session, record, document, spec.form, quiet=spec.quiet)

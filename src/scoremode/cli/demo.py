@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scoremode.cli.command import Command, print_result
 from scoremode.cli.screen import Session
@@ -12,6 +12,7 @@ from scoremode.spec.run import Form
 
 if TYPE_CHECKING:
     from scoremode.report.document import Document
+    from scoremode.results.record.definition import Done
 
 __all__ = ["Demo"]
 
@@ -49,7 +50,8 @@ class Demo(Command):
     def _measured(self, session: Session, folder: Path, kept: Path | None) -> int:
         records = _measure_all(folder, session)
         report = _report(session, folder / "runs", kept, self.form)
-        print_result(session, records, _document, self.form)
+        value = {name: record.document for name, record in records.items()}
+        print_result(session, value, lambda _: _document(records), self.form)
         if report:
             print(f"\nreport  {report}")
         return 0
@@ -77,15 +79,15 @@ def _report(session: Session, runs: Path, folder: Path | None, form: str) -> str
     return str(write_report([runs], folder / "report.html", command=session.command)[0])
 
 
-def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
+def _document(records: Mapping[str, "Done"]) -> "Document":
     from scoremode.demo.variants import variants_data
     from scoremode.report.document import Document, Prose, interval_text
 
     first, table = records["dense"], variants_data(records)
     words = (
-        f"{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
-        f"{first['protocol']['name']}, computed in {first['engine']['dtype']};\nthe dense model's "
-        f"perplexity is {interval_text(first['metrics']['ppl'], '.2f')}, most of which is the text's.\n"
+        f"{first.plan.scored:,} targets of held-out CPython documentation, protocol "
+        f"{first.protocol.name}, computed in {first.engine.dtype};\nthe dense model's "
+        f"perplexity is {interval_text(first.metrics['ppl'], '.2f')}, most of which is the text's.\n"
         "Ratios and KL(dense‖model) are paired, token by token, so the text cancels.\n"
         "Names without A16 quantize activations too, as their checkpoints declare. The model is tiny "
         "and made\nsensitive on purpose: the order is real, the sizes are its own."
@@ -93,7 +95,7 @@ def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
     return Document((table, Prose(words)), table)
 
 
-def _measure_all(folder: Path, session: Session) -> Mapping[str, dict[str, Any]]:
+def _measure_all(folder: Path, session: Session) -> Mapping[str, "Done"]:
     """Variant name → record against the packaged model, all of them in `folder`."""
     screen = session.screen
     screen.stage("import")

@@ -75,10 +75,11 @@ class Show(_Run, Table, Gates, Command):
 
 def _print_groups(spec: Show, session: Session, record: dict[str, Any]) -> int:
     from scoremode.report.groups import groups_document
+    from scoremode.results.record.definition import read_document
 
     if spec.worst:
         raise UsageError("--groups and --worst: each is a table of its own")
-    document = groups_document(record)
+    document = groups_document(read_document(record))
     if spec.form != "csv" and not document.parts:
         raise UsageError(
             f"{spec.folder}: was measured without --group-by, and not on assistants' turns: it has no "

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.report.document import Table, interval, measured, number, words
-from scoremode.report.rendering import table_text
+from scoremode.results.record.definition import Done
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request, TotalProgress
 from scoremode.startup.clock import StageClock, Tell
@@ -22,7 +21,7 @@ _COLUMNS = (
     measured("PPL", "ppl", ".4f"),
     replace(
         measured("PPL / dense", "ppl_ratio", ""),
-        show=lambda metric: f"{metric['value'] - 1:+.2%}",
+        show=lambda metric: f"{metric.value - 1:+.2%}",
     ),
     interval(".4f", "95 % of the ratio"),
     measured("KLD (nats)", "kld_nats", ".5f"),
@@ -40,7 +39,7 @@ def measure_variants(
     command: tuple[str, ...],
     progress: TotalProgress | None = None,
     tell: Tell = lambda *_: None,
-) -> Mapping[str, dict[str, Any]]:
+) -> dict[str, Done]:
     """Variant name → its record against the dense `model`, which is the first, named `dense`.
 
     Quantized models go to `folder`/models, what the dense one predicts to `folder`/reference, the
@@ -70,32 +69,19 @@ def measure_variants(
             command=command,
         )
         clock = StageClock(tell=lambda stage, _, of=of: tell(stage, of))
-        records[name] = measure(request, progress=progress, clock=clock).record.document
+        records[name] = measure(request, progress=progress, clock=clock).record
     del records["reference"]
     return records
 
 
-def variants_table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Size, perplexity and distance from the dense model, a line a variant, as text."""
-    return table_text(variants_data(records))
-
-
-def variants_data(records: Mapping[str, Mapping[str, Any]]) -> Table:
+def variants_data(records: Mapping[str, Done]) -> Table:
     """Size, perplexity and distance from the dense model, a line a variant."""
     rows = []
     for name, record in records.items():
-        metrics, stored = record["metrics"], record["checkpoint"]["bits_per_weight"]
-        ratio = metrics["ppl_ratio"]
+        assert record.distribution
+        body, metrics = record.checkpoint.bits_per_weight.body, record.metrics
+        ratio, p99 = metrics["ppl_ratio"], record.distribution["kld"]["99"]
         rows.append(
-            (
-                name,
-                stored["body"],
-                metrics["ppl"],
-                ratio,
-                ratio["ci95"],
-                metrics["kld"],
-                record["distribution"]["kld"]["99"],
-                metrics["top1"],
-            )
+            (name, body, metrics["ppl"], ratio, ratio.ci95, metrics["kld"], p99, metrics["top1"])
         )
     return Table(_COLUMNS, tuple(rows))

@@ -15,10 +15,13 @@ from scoremode.report.document import (
     interval,
     interval_text,
     measured,
+    metric_of,
     number,
     words,
 )
 from scoremode.results.comparison.ranking import short_name
+from scoremode.results.record.definition import Done
+from scoremode.results.record.section import Metric, decode
 
 _COLUMNS = (
     data("rank"),
@@ -48,26 +51,25 @@ _CANDIDATE_COLUMNS = (
     words("quant", None),
     number("bits", None, ".3f"),
     Column("predicted", None, lambda value: f"{value:.4g}"),
-    Column("KLD", None, lambda metric: f"{metric['value']:.4g}"),
+    Column("KLD", None, lambda metric: f"{metric.value:.4g}"),
     Column("95 %", None, lambda metric: interval_text(metric, ".3g").removeprefix("95 % ")),
     data("run"),
 )
 
 
-def attribution_document(
-    value: Mapping[str, Any], record: Mapping[str, Any], folder: Path
-) -> Document:
+def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -> Document:
     """The attribution of the run in `folder`: units by what they do alone, the worst first."""
     units = sorted(value["units"], key=lambda unit: -unit["alone"]["value"])
     rows = tuple(_row(rank, unit) for rank, unit in enumerate(units, 1))
-    whole, sums = value["kld"], value["additivity"]
+    whole, sums = decode(value["kld"], Metric), value["additivity"]
+    assert record.reference
     facts = [
-        ("model", short_name(str(record["checkpoint"]["source"]))),
-        ("against", str(record["reference"]["source"])),
-        ("KLD", f"{whole['value']:.6g} nats   {interval_text(whole, '.4g')}"),
+        ("model", short_name(record.checkpoint.source)),
+        ("against", record.reference.source),
+        ("KLD", f"{whole.value:.6g} nats   {interval_text(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
         *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),
-        ("over", f"{whole['n']:,} tokens in {record['plan']['windows']:,} windows"),
+        ("over", f"{whole.n:,} tokens in {record.plan.windows:,} windows"),
     ]
     if value["unfit"]:
         more = f" and {len(value['unfit']) - 1} more" if len(value["unfit"]) > 1 else ""
@@ -99,11 +101,11 @@ def attribution_document(
 
 def _sum(metric: Mapping[str, Any]) -> str:
     share = "" if metric["share"] is None else f" = {metric['share']:.1%} of the whole"
-    return f"{metric['value']:.6g} nats{share}   95 % {ends(metric, '.4g')}"
+    return f"{metric['value']:.6g} nats{share}   95 % {ends(metric_of(metric), '.4g')}"
 
 
 def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
-    alone, fall = unit["alone"], unit.get("fall")
+    alone, fall = decode(unit["alone"], Metric), metric_of(unit.get("fall"))
     return (
         rank,
         unit["name"],
@@ -111,10 +113,10 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
         unit["bits_per_weight"],
         unit["parameters"],
         alone,
-        alone["ci95"],
+        alone.ci95,
         fall,
-        fall and fall["ci95"],
-        fall and fall["share"],
+        fall and fall.ci95,
+        fall and unit["fall"]["share"],
         fall and unit["without"]["value"],
         unit["local"]["relative_error"],
         unit["local"]["sqnr_db"],
@@ -125,19 +127,21 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
 def recipe_document(value: Mapping[str, Any], folder: Path) -> Document:
     """The recipe that the run in `folder` measured, beside the quants that it was chosen from."""
     rows = [
-        (c["name"], c["bits_per_weight"], c["predicted"], c["measured"], c["measured"], c["run"])
-        for c in value["candidates"]
+        (name, c["bits_per_weight"], c["predicted"], *2 * (metric_of(c["measured"]),), run)
+        for name, run, c in (
+            *((c["name"], c["run"], c) for c in value["candidates"]),
+            ("the recipe", str(folder), value),
+        )
     ]
-    own = value["bits_per_weight"], value["predicted"], value["measured"], value["measured"]
-    rows.append(("the recipe", *own, str(folder)))
     rows.sort(key=lambda row: row[1])
+    own = decode(value["measured"], Metric)
     counts = Counter(choice["from"] for choice in value["choices"])
     facts = [
         ("budget", f"{value['budget']:g} bits per weight, {value['bits_per_weight']:.4f} taken"),
         ("predicted", f"{value['predicted']:.6g} nats: the sum of what its parts do alone"),
         (
             "measured",
-            f"{value['measured']['value']:.6g} nats   {interval_text(value['measured'], '.4g')}",
+            f"{own.value:.6g} nats   {interval_text(own, '.4g')}",
         ),
         ("parts", ", ".join(f"{n} of {name}" for name, n in counts.most_common())),
         ("record", str(folder / "recipe.json")),

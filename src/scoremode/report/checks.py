@@ -12,12 +12,15 @@ from scoremode.report.document import (
     data,
     ends,
     measured,
+    metric_of,
     number,
     printable,
     without_interval,
     words,
 )
 from scoremode.report.facts import protocol_words, text_words
+from scoremode.results.record.section import decode
+from scoremode.results.record.text import Corpus, Protocol
 
 _WORDS = {"held": "held", "unchecked": "could not be checked", "wrong": "WRONG"}
 _COLUMNS = (
@@ -33,7 +36,7 @@ _DIFFERENCE_COLUMNS = (
     Column("PPL", "ppl", lambda ppl: f"{ppl:.6f}" if ppl else ""),
     measured("PPL ratio", "ppl_ratio", ".7f"),
     measured("bias", "bias_nats", "+.1e"),
-    Column("95 % of bias", None, lambda m: "none" if m["ci95"] is None else ends(m, "+.1e")),
+    Column("95 % of bias", None, lambda m: "none" if m.ci95 is None else ends(m, "+.1e")),
     number("rms", "rms_nats", ".1e"),
     number("worst", "worst_nats", "+.1e"),
     number("same top-1", "top1_share", ".2%"),
@@ -125,8 +128,8 @@ def verify_document(value: Mapping[str, Any]) -> Document:
     ppl = reference["metrics"]["ppl"]["value"]
     facts = [
         ("model", value["checkpoint"]["source"]),
-        ("protocol", protocol_words(value["protocol"])),
-        ("text", text_words(value["corpus"])),
+        ("protocol", protocol_words(decode(value["protocol"], Protocol))),
+        ("text", text_words(decode(value["corpus"], Corpus))),
         ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
                     f"{sample['seed']}), {sample['scored']:,} targets"),
         ("reference", f"torch in {reference['compute']}, arithmetic "
@@ -147,9 +150,11 @@ def verify_document(value: Mapping[str, Any]) -> Document:
         (name, e["verdict"]["words"] + (own if e["is_reference"] else ""))
         for name, e in engines.items()
     ]
-    verdicts += without_interval(e["difference"]["bias"] for e in engines.values())
+    biases = (metric_of(engine["difference"]["bias"]) for engine in engines.values())
+    verdicts += without_interval(bias for bias in biases if bias)
     return Document((Facts(tuple(facts)), table, Facts(tuple(verdicts))), table)
 
 
 def _difference(d: Mapping[str, Any]) -> tuple[Any, ...]:
-    return d["ppl_ratio"], d["bias"], d["bias"], d["rms"], d["worst"], d["top1"]
+    ratio, bias = metric_of(d["ppl_ratio"]), metric_of(d["bias"])
+    return ratio, bias, bias, d["rms"], d["worst"], d["top1"]

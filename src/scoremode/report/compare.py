@@ -22,6 +22,9 @@ from scoremode.report.facts import blocks_words, protocol_words, text_words
 from scoremode.report.groups import groups_of_runs
 from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
+from scoremode.results.record.outcome import Intervals
+from scoremode.results.record.section import Metric, decode
+from scoremode.results.record.text import Corpus, Protocol, Tasks
 
 _TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
@@ -33,7 +36,9 @@ def compare_document(value: Mapping[str, Any]) -> Document:
     if value["tests"]:
         parts.append(_tests(value))
     parts += groups_of_runs(value["groups"])
-    if (tasks := tasks_of_runs([(one["model"], one) for one in value["tasks"]])) is not None:
+    if (
+        tasks := tasks_of_runs([(one["model"], decode(one, Tasks)) for one in value["tasks"]])
+    ) is not None:
         parts.append(tasks)
     if notes := _notes(value):
         parts.append(Facts(notes))
@@ -90,14 +95,15 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     rows = [("ranked by", f"{by}: {value['why']}")]
     if value["reference"]:
         rows.append(("reference", printable(str(value["reference"]["source"]))))
-    plan, blocks = value["plan"], value["intervals"]
+    plan, protocol = value["plan"], decode(value["protocol"], Protocol)
+    blocks = decode(value["intervals"], Intervals)
     made = [*(run["ppl"] for run in value["runs"]), *(test["ppl_ratio"] for test in value["tests"])]
     # Blocks that are too few for any interval are told by the line on why there is none.
-    words = f"{blocks_words(blocks, value['protocol'])}; all runs' alike"
+    words = f"{blocks_words(blocks, protocol)}; all runs' alike"
     return (
         *rows,
-        ("protocol", printable(protocol_words(value["protocol"]))),
-        ("text", printable(text_words(value["corpus"]))),
+        ("protocol", printable(protocol_words(protocol))),
+        ("text", printable(text_words(decode(value["corpus"], Corpus)))),
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
         *([("intervals from", words)] if any(each["ci95"] for each in made) else []),
     )
@@ -107,12 +113,12 @@ def _tests(value: Mapping[str, Any]) -> Table:
     rows = []
     for test in value["tests"]:
         pair = f"{printable(test['a'])} - {printable(test['b'])}"
-        ratio, verdicts = test["ppl_ratio"], test["verdict"]
+        ratio, verdicts = decode(test["ppl_ratio"], Metric), test["verdict"]
         for name, form in (("ppl", "+.4f"), ("kld", "+.3g")):
             if name in verdicts:
-                found = test[f"{name}_difference"]
-                ratios = (ratio, ratio["ci95"]) if name == "ppl" else ("", "")
-                difference = (form, found["value"]), found["ci95"] and (form, found["ci95"])
+                found = decode(test[f"{name}_difference"], Metric)
+                ratios = (ratio, ratio.ci95) if name == "ppl" else ("", "")
+                difference = (form, found.value), found.ci95 and (form, found.ci95)
                 said = _verdict(verdicts[name])
                 rows.append((pair, name.upper(), *difference, *ratios, said))
     return Table(_TEST_COLUMNS, tuple(rows))
@@ -148,8 +154,8 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         for i, found in enumerate(value["differing"])
     ]
     rows += [("note", note) for note in value["notes"]]
-    ratios = [test["ppl_ratio"] for test in value["tests"]]
-    rows += without_interval([*ratios, *(run["ppl"] for run in value["runs"])])
+    found = [test["ppl_ratio"] for test in value["tests"]] + [run["ppl"] for run in value["runs"]]
+    rows += without_interval(decode(metric, Metric) for metric in found)
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):
         rows.append(("not distinguishable", "on this text: no difference lies within the interval"))
     return tuple(rows)

@@ -4,12 +4,13 @@ One `Document` gives every form (`report.rendering`): a terminal's, Markdown, CS
 values, so that each form rounds and escapes them in its own way, or not at all.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scoremode.errors import escaped
 from scoremode.results.metrics import MetricSpec, Shown
+from scoremode.results.record.section import Metric, decode
 
 # Characters of a file's text that stand in a line.
 _WIDEST = 100
@@ -112,8 +113,8 @@ def measured(head: str, key: str, form: str, sign: str = "") -> Column:
     return Column(
         head,
         key,
-        lambda metric: f"{sign}{metric['value']:{form}}",
-        lambda metric: (metric["value"], *(metric["ci95"] or (None, None))),
+        lambda metric: f"{sign}{metric.value:{form}}",
+        lambda metric: (metric.value, *(metric.ci95 or (None, None))),
         ("", "_low", "_high"),
     )
 
@@ -127,7 +128,7 @@ def metric_columns(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
     """The columns of a metric in one place: its number, in data with both ends of the interval, and the
     interval where the place has it. Their cells are the metric's value and its interval."""
     if metric.kind == "rate":
-        value = replace(measured(own.heading, metric.data_key, ""), show=lambda m: rate(m["value"]))
+        value = replace(measured(own.heading, metric.data_key, ""), show=lambda m: rate(m.value))
         ends = Column("95 %", None, lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]")
     else:
         value = measured(own.heading, metric.data_key, own.form, own.sign)
@@ -174,23 +175,29 @@ def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def interval_text(metric: Mapping[str, Any], form: str = ".4f") -> str:
+def metric_of(found: Any) -> Metric | None:
+    """A metric as plain JSON has it, None where there is none. An estimate of a run that isn't done has
+    a value and an interval alone."""
+    return None if found is None else decode({"n": 0, "note": None} | found, Metric)
+
+
+def interval_text(metric: Metric, form: str = ".4f") -> str:
     """The 95 % interval of a metric; why there is none, a table says once."""
-    return "(no interval)" if metric["ci95"] is None else f"95 % {ends(metric, form)}"
+    return "(no interval)" if metric.ci95 is None else f"95 % {ends(metric, form)}"
 
 
-def ends(metric: Mapping[str, Any] | None, form: str) -> str:
+def ends(metric: Metric | None, form: str) -> str:
     """The 95 % interval of a metric as `[low, high]`; `-` without one, and without the metric."""
-    if metric is None or metric["ci95"] is None:
+    if metric is None or metric.ci95 is None:
         return "-"
-    low, high = metric["ci95"]
+    low, high = metric.ci95
     return f"[{low:{form}}, {high:{form}}]"
 
 
-def without_interval(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def without_interval(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
     """Rows on why metrics have no interval, one for all of the same reason."""
-    notes = {m["note"] for m in metrics if m["ci95"] is None}
-    return [("no interval", note) for note in sorted(notes - {None})]
+    notes = {m.note for m in metrics if m.ci95 is None and m.note}
+    return [("no interval", note) for note in sorted(notes)]
 
 
 def counted(n: int, what: str) -> str:

@@ -1,10 +1,12 @@
 """Rows of facts about a run, each a name and a line: what was measured, on which text, how, where."""
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+
+from msgspec import UNSET
 
 from scoremode.report.document import (
     counted,
@@ -15,7 +17,13 @@ from scoremode.report.document import (
 from scoremode.results.comparison.comparable import HELD_OUT
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
+from scoremode.results.record.definition import Done, ShardDone
+from scoremode.results.record.model import Activations, Checkpoint, TorchEngine, VllmEngine
+from scoremode.results.record.outcome import Intervals
+from scoremode.results.record.text import Calibration, Conversations, Corpus, Protocol
 
+Scored = Done | ShardDone
+Engine = TorchEngine | VllmEngine
 # Metrics of few targets, which may have no interval where the others do.
 _OF_FEW = frozenset(metric.key for metric in METRICS if metric.of_few)
 _LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}
@@ -38,58 +46,58 @@ _NOT_SCORED: dict[str, Callable[[int], str]] = {
 }
 
 
-def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def headline_rows(record: Done) -> list[tuple[str, str]]:
     """Rows on what a result is of: the model, how many tokens of which text, and what it does not
     contain."""
     return [
-        ("model", _model(record["checkpoint"])),
+        ("model", _model(record.checkpoint)),
         ("over", _over(record)),
         *_stopped(record),
-        ("protocol", protocol_words(record["protocol"])),
-        *conversation_rows(record["corpus"]),
-        *left_out_rows(record["protocol"]),
-        *without_interval(m for k, m in record["metrics"].items() if k not in _OF_FEW),
+        ("protocol", protocol_words(record.protocol)),
+        *conversation_rows(record.corpus),
+        *left_out_rows(record.protocol),
+        *without_interval(m for k, m in record.metrics.items() if k not in _OF_FEW),
         *caveats(record),
     ]
 
 
-def page_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def page_rows(record: Scored) -> list[tuple[str, str]]:
     """Rows on the perplexities a word and a byte of whole pages; none of another run."""
-    if (pages := record.get("pages")) is None:
+    if not (pages := record.pages):
         return []
-    rows, metrics = [], pages["metrics"]
+    rows, metrics = [], pages.metrics
     for name in ("word perplexity", "byte perplexity", "bits per byte"):
         key = name.replace(" ", "_")
         for of, metric in (("", metrics[key]), ("base ", metrics.get(f"{key}_base"))):
             if metric is not None:
-                rows.append((of + name, f"{metric['value']:.6f}   {interval_text(metric)}"))
-    prefix = record["requests"]["prefix"]
-    before = "" if prefix is None else f", each behind {prefix['is']} ({prefix['token']})"
-    counts = f"{counted(pages['pages'], 'page')} of {counted(pages['words'], 'word')}"
-    return [*rows, ("pages", f"{counts} and {counted(pages['bytes'], 'byte')}{before}")]
+                rows.append((of + name, f"{metric.value:.6f}   {interval_text(metric)}"))
+    assert record.requests
+    prefix = record.requests.prefix
+    before = "" if prefix is None else f", each behind {prefix.token_kind} ({prefix.token})"
+    counts = f"{counted(pages.pages, 'page')} of {counted(pages.words, 'word')}"
+    return [*rows, ("pages", f"{counts} and {counted(pages.bytes, 'byte')}{before}")]
 
 
-def _stopped(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _stopped(record: Scored) -> list[tuple[str, str]]:
     """Tells of a run with a rule to stop by how much of the text it took, and what that says of all."""
-    found = record.get("stopping")
-    if found is None:
+    if not (found := record.stopping):
         return []
-    if found["after"] == found["of"]:
-        return [("stopped", f"not: {found['rule']} took all {counted(found['of'], 'window')}")]
-    low, high = found["looks"][-1]["ci95"]
-    name = found["rule"].partition("±")[0].upper()
+    if found.after == found.of:
+        return [("stopped", f"not: {found.rule} took all {counted(found.of, 'window')}")]
+    low, high = found.looks[-1].ci95 or (math.nan, math.nan)
+    name = found.rule.partition("±")[0].upper()
     return [
         (
             "stopped",
-            f"by {found['rule']} after {found['after']:,} of {counted(found['of'], 'window')}, drawn "
-            f"with seed {found['seed']}: all would give {name} {low:.5g} to {high:.5g} (95 %)",
+            f"by {found.rule} after {found.after:,} of {counted(found.of, 'window')}, drawn "
+            f"with seed {found.seed}: all would give {name} {low:.5g} to {high:.5g} (95 %)",
         )
     ]
 
 
-def left_out_rows(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
+def left_out_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """The tokens that lie between windows that begin further apart than they are long."""
-    length, stride = protocol["context_length"], protocol["stride"]
+    length, stride = protocol.context_length, protocol.stride
     if stride <= length:
         return []
     return [
@@ -107,44 +115,45 @@ def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
     return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
 
 
-def _model(checkpoint: Mapping[str, Any]) -> str:
+def _model(checkpoint: Checkpoint) -> str:
     """The model and its formats, such as `models/x (W4A16 g32, 4.500 bits/weight)`."""
-    formats = ", ".join(checkpoint["formats"])
-    body = checkpoint["bits_per_weight"]["body"]
-    return f"{checkpoint['source']} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+    formats = ", ".join(checkpoint.formats)
+    body = checkpoint.bits_per_weight.body
+    return f"{checkpoint.source} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
 
 
-def _over(record: Mapping[str, Any]) -> str:
-    plan, n = record["plan"], record["plan"]["scored"]
-    often = "" if plan["unique"] == n else f" ({plan['unique']:,} different ones)"
-    windows = counted(plan["windows"], "window")
-    return f"{counted(n, 'token')}{often} in {windows} of {text_words(record['corpus'])}"
+def _over(record: Scored) -> str:
+    plan, n = record.plan, record.plan.scored
+    often = "" if plan.unique == n else f" ({plan.unique:,} different ones)"
+    windows = counted(plan.windows, "window")
+    return f"{counted(n, 'token')}{often} in {windows} of {text_words(record.corpus)}"
 
 
-def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def measured_rows(record: Scored) -> list[tuple[str, str]]:
     """Rows on what was measured, and with which arithmetic."""
-    engine, checkpoint = record["engine"], record["checkpoint"]
-    formats = ", ".join(checkpoint["formats"])
+    engine, checkpoint = record.engine, record.checkpoint
+    both = checkpoint.bits_per_weight
+    formats = ", ".join(checkpoint.formats)
     return [
-        *template_rows(record["corpus"]),
+        *template_rows(record.corpus),
         *calibration_rows(record, held_out=True),
         *_blocks(record),
-        ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
-        ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
-                       f"{engine['attention']} attention"),
+        ("softmax over", f"{engine.vocabulary:,} entries ({record.protocol.vocabulary})"),
+        ("arithmetic", f"{engine.arithmetic} ({formats}), computed in {engine.dtype}, "
+                       f"{engine.attention} attention"),
         *_products(engine),
         *_vllm(engine),
-        ("bits per weight", bits(checkpoint)),
+        ("bits per weight", bits(both.body, both.file, checkpoint.not_decoded)),
     ]  # fmt: skip
 
 
-def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _blocks(record: Scored) -> list[tuple[str, str]]:
     """The blocks that intervals are made of; runs from before blocks were chosen don't tell."""
-    found = record.get("intervals")
-    return [("intervals from", blocks_words(found, record["protocol"]))] if found else []
+    found = record.intervals
+    return [("intervals from", blocks_words(found, record.protocol))] if found else []
 
 
-def blocks_words(found: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+def blocks_words(found: Intervals, protocol: Protocol) -> str:
     """The blocks that `intervals` are made of, and how much such intervals cover where they are of few
     conversations."""
     why = {
@@ -153,20 +162,20 @@ def blocks_words(found: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
         "autocorrelation": "by the autocorrelation of the scores",
         "eighth": "an eighth of the text, and less than its autocorrelation asks for",
     }
-    if found["rule"] == "conversation":
+    if found.rule == "conversation":
         texts = {"requests": "question", "pages": "page"}
-        what = texts.get(str(protocol.get("text")), "conversation")
-        whole = f"{counted(found['blocks'], what)}, resampled whole"
-        if (covers := found.get("covers")) is None:
+        what = texts.get(str(protocol.text), "conversation")
+        whole = f"{counted(found.blocks or 0, what)}, resampled whole"
+        if not (covers := found.covers):
             return whole
         return f"{whole}: so few that 95 % intervals cover {covers:.0%} where a few are far harder"
-    words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
-    return f"{words}: {why.get(found['rule'], found['rule'])}"
+    words = f"{counted(found.blocks or 0, 'block')} of {counted(found.block_length, 'token')}"
+    return f"{words}: {why.get(str(found.rule), found.rule)}"
 
 
-def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def ran_rows(record: Scored) -> list[tuple[str, str]]:
     """Rows on where a run ran, and what it took."""
-    engine = record["engine"]
+    engine = record.engine
     return [
         ("device", _device(engine)),
         *_merged(record),
@@ -176,34 +185,35 @@ def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _merged(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _merged(record: Scored) -> list[tuple[str, str]]:
     """A row on the shards of a merged run."""
-    if (merged := record.get("merged")) is None:
+    if not (merged := record.merged):
         return []
-    shards = merged["shards"]
-    runs = ", ".join(printable(str(shard["run"])) for shard in shards[:3])
+    shards = merged.shards
+    runs = ", ".join(printable(shard.run) for shard in shards[:3])
     more = f" and {len(shards) - 3} more" if len(shards) > 3 else ""
     return [("merged", f"of {counted(len(shards), 'shard')}, whose seconds add up: {runs}{more}")]
 
 
-def _memory(record: Mapping[str, Any]) -> str:
+def _memory(record: Scored) -> str:
     """The most that was held; of long windows on a GPU with what was expected, and their chunks."""
-    engine, chunk = record["engine"], (record.get("schedule") or {}).get("chunk_tokens")
-    said = f"{engine['peak_bytes'] / 2**30:.2f} GiB"
-    if "estimated_bytes" in engine and engine["device"]["type"] == "cuda":
-        said += f", {engine['estimated_bytes'] / 2**30:.2f} expected"
-    return said if chunk is None else f"{said}; long windows in chunks of {chunk:,} tokens"
+    engine = record.engine
+    chunk = record.schedule and record.schedule.chunk_tokens
+    said = f"{engine.peak_bytes / 2**30:.2f} GiB"
+    if engine.estimated_bytes and engine.device.type == "cuda":
+        said += f", {engine.estimated_bytes / 2**30:.2f} expected"
+    return f"{said}; long windows in chunks of {chunk:,} tokens" if chunk else said
 
 
-def _seconds(record: Mapping[str, Any]) -> str:
+def _seconds(record: Scored) -> str:
     """The process's stages from its start on, which add up to what the user waited; and what the two
     that are the engine's were spent on."""
-    total = record["seconds"]["total"]
-    stages = {name: value for name, value in record["seconds"].items() if name != "total"}
+    total = record.seconds["total"]
+    stages = {name: value for name, value in record.seconds.items() if name != "total"}
     digits = 2 if total < 100 else 1
     return (
         f"{total:.{digits}f} in all: {_stages(stages, digits)}; engine and score are "
-        f"{_stages(_shares(stages, record['engine']['seconds']), digits)}"
+        f"{_stages(_shares(stages, record.engine.seconds), digits)}"
     )
 
 
@@ -219,218 +229,213 @@ def _stages(seconds: Mapping[str, float], digits: int) -> str:
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in seen.items()) or "none"
 
 
-def _device(engine: Mapping[str, Any]) -> str:
+def _device(engine: Engine) -> str:
     """The device, such as `2 × NVIDIA H200, weights in pinned host memory`."""
-    device, several = engine["device"], engine.get("devices", ())
-    words = f"{len(several)} × {device['name']}" if several else device["name"]
-    if device["threads"]:
-        return f"{words}, {counted(device['threads'], 'thread')}{' each' if several else ''}"
-    place = engine.get("placement")
+    device, several = engine.device, engine.devices or ()
+    words = f"{len(several)} × {device.name}" if several else device.name
+    if device.threads:
+        return f"{words}, {counted(device.threads, 'thread')}{' each' if several else ''}"
+    place = engine.placement
     return words if place in (None, "device") else f"{words}, weights in {place}"
 
 
-def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _products(engine: Engine) -> list[tuple[str, str]]:
     """Tells how linears with quantized inputs were multiplied."""
     rows = []
-    for p in engine.get("products", ()):
-        how = "native" if p["native"] else "emulated"
+    for p in engine.products or ():
+        how = "native" if p.native else "emulated"
         rows.append(
             (
                 "" if rows else "products",
-                f"{how}: {p['product']} ({counted(p['linears'], 'linear')} {p['format']}, inputs "
-                f"{p['inputs']})",
+                f"{how}: {p.product} ({counted(p.linears, 'linear')} {p.format}, inputs "
+                f"{p.inputs})",
             )
         )
     return rows
 
 
-def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _vllm(engine: Engine) -> list[tuple[str, str]]:
     """Rows that only vLLM has: its version, its kernels, its ranks."""
-    if engine.get("engine") != "vllm":
+    if not isinstance(engine, VllmEngine):
         return []
-    kernels = ", ".join(f"{name} ({count})" for name, count in engine["linear"].items())
-    ranks = f"{engine['tensor_parallel_size']} tensor, {engine['pipeline_parallel_size']} pipeline"
+    kernels = ", ".join(f"{name} ({count})" for name, count in engine.linear.items())
+    ranks = f"{engine.tensor_parallel_size} tensor, {engine.pipeline_parallel_size} pipeline"
     return [
-        ("vLLM", f"{engine['vllm']}, {engine['runner']} runner, parallel {ranks}"),
+        ("vLLM", f"{engine.vllm}, {engine.runner} runner, parallel {ranks}"),
         ("kernels", kernels),
-        ("logits", "float32" if engine["head_dtype"] == "float32" else engine["dtype"]),
+        ("logits", "float32" if engine.head_dtype == "float32" else engine.dtype),
     ]
 
 
-def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def caveats(record: Scored) -> list[tuple[str, str]]:
     """Lists what the checkpoint holds or declares and the number does not contain."""
     rows = []
-    engine = record["engine"]
-    declared = record["checkpoint"]["kv_cache_declared"]
-    cache = engine.get("kv_cache_dtype")
-    if cache not in (None, "", "auto", engine["dtype"]):
+    engine = record.engine
+    declared = record.checkpoint.kv_cache_declared
+    cache = engine.kv_cache_dtype
+    if cache not in (None, "", "auto", engine.dtype):
         said = [f"in {cache}", *_cache_scales(engine)]
         if declared:
             said.append(f"declared {declared}")
         rows.append(("KV cache", ", ".join([*said, *_cache_of_base(record)])))
     elif declared is not None:
         rows.append(("KV cache", f"declared {declared}, not applied"))
-    if problem := engine.get("problem"):
-        rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
-    if unlike := unlike_dtypes(record):
+    if isinstance(engine, VllmEngine) and engine.problem:
+        rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {engine.problem}"))
+    if unlike := unlike_dtypes(record.document):
         rows.append(("OTHER DTYPE", unlike))
-    activations = engine.get("activations") or {"declared": None, "ran": None}
-    declared, ran = activations["declared"], activations["ran"]
+    activations = engine.activations or Activations(declared=None, ran=None)
+    declared, ran = activations.declared, activations.ran
     if declared and ran != "quantized":
         text = f"activations are declared {declared}, and here {ran}"
         rows.append(("LESS THAN DECLARED", text))
-    if engine.get("arithmetic") == "llama.cpp":
+    if engine.arithmetic == "llama.cpp":
         text = "llama.cpp's: inputs of linears rounded too, by the weight's type"
         rows.append(("arithmetic", text))
     elif not declared and ran in ("quantized", "mixed"):
         text = f"activations are not declared quantized, and here {ran}"
         rows.append(("MORE THAN DECLARED", text))
-    if whole := engine.get("text_alone"):
+    if whole := engine.text_alone:
         rows.append(("text alone", f"the language model of {whole}, without images or sound"))
-    if unused := engine["unused_tensors"]:
+    if unused := engine.unused_tensors:
         rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
     return rows + calibration_rows(record)
 
 
-def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
+def _cache_scales(engine: Engine) -> list[str]:
     """The source of a cache's static scales, if it has any."""
-    scales = (engine.get("kv_cache") or {}).get("scales")
-    if scales is None:
+    if not (engine.kv_cache and (scales := engine.kv_cache.scales)):
         return []
-    if scales["source"] == "measured":
-        tokens = f"{scales['tokens']:,} tokens"
-        return [f"scales measured on {counted(scales['windows'], 'window')} of {tokens}"]
-    return [f"scales of {printable(scales['source'])}"]
+    if scales.source == "measured":
+        windows = counted(scales.windows or 0, "window")
+        return [f"scales measured on {windows} of {scales.tokens:,} tokens"]
+    return [f"scales of {printable(scales.source)}"]
 
 
-def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
+def _cache_of_base(record: Scored) -> list[str]:
     """The format of the base's keys and values, where the record has it."""
-    base = (record.get("reference") or {}).get("engine") or {}
+    base = (record.reference and record.reference.engine) or {}
     if "dtype" not in base:
         return []
     cache = base.get("kv_cache_dtype")
     return [f"the base's in {base['dtype'] if cache in (None, '', 'auto') else str(cache)}"]
 
 
-def bits(summary: Mapping[str, Any]) -> str:
-    """Both bits-per-weight conventions of a checkpoint section."""
-    both = summary["bits_per_weight"]
-    if both["file"] is None:
-        return f"not known: {summary['not_decoded']}"
-    body = "none" if both["body"] is None else f"{both['body']:.3f}"
-    return f"{body} body, {both['file']:.3f} file"
+def bits(body: float | None, file: float | None, not_decoded: object) -> str:
+    """Both bits-per-weight conventions; `not_decoded`: why the file's are not known."""
+    if file is None:
+        return f"not known: {not_decoded}"
+    return f"{'none' if body is None else f'{body:.3f}'} body, {file:.3f} file"
 
 
-def _rate(record: Mapping[str, Any]) -> str:
-    engine = record["engine"]
-    work = sum(v for k, v in engine["seconds"].items() if k != "load")
-    tokens = engine["tokens"]
+def _rate(record: Scored) -> str:
+    engine = record.engine
+    work = sum(v for k, v in engine.seconds.items() if k != "load")
+    tokens = engine.tokens
     return f"{tokens / work:,.0f} tokens/s" if work and tokens else "not measured (all resumed)"
 
 
-def protocol_words(protocol: Mapping[str, Any]) -> str:
+def protocol_words(protocol: Protocol) -> str:
     """A protocol in a line."""
-    if protocol.get("text") == "conversations":
+    if protocol.text == "conversations":
         return chat_words(protocol)
-    if protocol.get("text") in ("pages", "requests"):
-        return f"{protocol['name']} ({protocol['context_length']:,} tokens read at a time)"
+    if protocol.text in ("pages", "requests"):
+        return f"{protocol.name} ({protocol.context_length:,} tokens read at a time)"
     return (
-        f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
-        f"{protocol['scored']} targets)"
+        f"{protocol.name} (windows of {protocol.context_length} every {protocol.stride}, "
+        f"{protocol.scored} targets)"
     )
 
 
-def text_words(corpus: Mapping[str, Any]) -> str:
+def text_words(corpus: Corpus) -> str:
     """A text's name, size and rule in a line."""
     rows = ""
-    if corpus["row_limit"] is not None:
-        seed = corpus.get("row_seed")
-        which = "first " if seed is None else ""
+    if corpus.row_limit is not None:
+        seed = corpus.row_seed
+        which = "first " if seed is UNSET else ""
         # More may be asked for than there are.
-        count = min(corpus["row_limit"], corpus["rows"])
-        rows = f", {which}{count} of {corpus['rows']} rows"
-        if corpus["text"]["rule"] == "pages":
-            rows = f", {which}{counted(corpus['row_limit'], 'page')}"
-        rows += "" if seed is None else f" drawn by seed {seed}"
-    return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
+        count = min(corpus.row_limit, corpus.rows or 0)
+        rows = f", {which}{count} of {corpus.rows} rows"
+        if corpus.text.rule == "pages":
+            rows = f", {which}{counted(corpus.row_limit, 'page')}"
+        rows += "" if seed is UNSET else f" drawn by seed {seed}"
+    return f"{corpus.name}{rows}, {corpus.text.bytes:,} bytes ({corpus.text.rule})"
 
 
-def calibration_rows(record: Mapping[str, Any], *, held_out: bool = False) -> list[tuple[str, str]]:
+def calibration_rows(record: Scored, *, held_out: bool = False) -> list[tuple[str, str]]:
     """A row on a text that is not held out, or on one that is where `held_out` asks for that."""
-    found = record.get("calibration")
-    if found is None or (found["share"] <= HELD_OUT) != held_out:
+    found = record.calibration
+    if not found or (found.share <= HELD_OUT) != held_out:
         return []
     return [("held out" if held_out else "NOT HELD OUT", _calibration_words(found))]
 
 
-def _calibration_words(found: Mapping[str, Any]) -> str:
+def _calibration_words(found: Calibration) -> str:
     """A sentence such as `3.20% of the targets stand in c4.jsonl, too, the calibration text of …`."""
-    share = f"{found['share']:.2%}" if found["targets"] else "none"
-    name, tokens = printable(found["name"]), counted(found["tokens"], "token")
-    seen = sorted(found.get("labels", {}).items(), key=lambda item: (-item[1], item[0]))
+    share = f"{found.share:.2%}" if found.targets else "none"
+    name, tokens = printable(found.name), counted(found.tokens, "token")
+    seen = sorted((found.labels or {}).items(), key=lambda item: (-item[1], item[0]))
     # Of several groups the one that has most.
     most = f"; of {printable(seen[0][0])} {seen[0][1]:.2%}" if len(seen) > 1 else ""
     return (
         f"{share} of the targets stand in {name}, too, the calibration text of {tokens}, among "
-        f"{found['ngram']} tokens in a row{most}"
+        f"{found.ngram} tokens in a row{most}"
     )
 
 
-def chat_words(protocol: Mapping[str, Any]) -> str:
+def chat_words(protocol: Protocol) -> str:
     """A protocol of conversations in a line."""
     return (
-        f"{protocol['name']} ({_SCORED[protocol['scored']]}; longer than "
-        f"{protocol['context_length']:,} tokens: {_LONG[protocol['long']]})"
+        f"{protocol.name} ({_SCORED[protocol.scored]}; longer than "
+        f"{protocol.context_length:,} tokens: {_LONG[str(protocol.long)]})"
     )
 
 
-def chat_sentence(protocol: Mapping[str, Any], chats: Mapping[str, Any]) -> str:
+def chat_sentence(protocol: Protocol, chats: Conversations) -> str:
     """The scored part of conversations, in a sentence of a card."""
-    template = chats["template"]
-    by = "" if template is None else f" by chat template {template['sha256'][:12]}"
+    template = chats.template
+    by = "" if template is None else f" by chat template {template.sha256[:12]}"
     return (
-        f"each conversation by itself{by}, those longer than {protocol['context_length']:,} tokens "
-        f"{_RULES[protocol['long']]}, {_SCORED[protocol['scored']]}"
+        f"each conversation by itself{by}, those longer than {protocol.context_length:,} tokens "
+        f"{_RULES[str(protocol.long)]}, {_SCORED[protocol.scored]}"
     )
 
 
-def conversation_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+def conversation_rows(corpus: Corpus) -> list[tuple[str, str]]:
     """Rows on conversations, their turns, and what isn't scored of these; none of a text."""
-    chats = corpus.get("conversations")
-    if chats is None:
+    if not (chats := corpus.conversations):
         return []
-    said = [counted(chats["read"], "conversation")]
+    said = [counted(chats.read, "conversation")]
     kinds = {
         "bad_rows": "bad and left out",
         "long": "longer than a window",
         "lost": "without a target left",
     }
-    said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
-    turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
-    if turns and (spread := chats.get("turn_targets")):
-        turns[0] += f" of {spread['least']:,} to {spread['most']:,} targets"
-        turns[0] += f" (median {spread['median']:,g})"
+    said += [f"{n:,} {words}" for name, words in kinds.items() if (n := getattr(chats, name))]
+    turns = [counted(chats.turns, "turn")] if chats.turns else []
+    if turns and (spread := chats.turn_targets):
+        turns[0] += f" of {spread.least:,} to {spread.most:,} targets"
+        turns[0] += f" (median {spread.median:,g})"
     kinds = {
         "apart": "with a text of their own",
         "unended": "without an end",
         "unprompted": "that begin otherwise than the template prompts",
     }
-    turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    turns += [f"{n:,} {words}" for name, words in kinds.items() if (n := getattr(chats, name))]
     rows = [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]
-    if left := [words(chats[name]) for name, words in _NOT_SCORED.items() if chats.get(name)]:
+    if left := [words(n) for name, words in _NOT_SCORED.items() if (n := getattr(chats, name))]:
         rows.append(("not scored", ", ".join(left)))
     return rows
 
 
-def template_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+def template_rows(corpus: Corpus) -> list[tuple[str, str]]:
     """Rows on the chat template and on rows that were left out, none of a text."""
-    chats = corpus.get("conversations")
-    if chats is None:
+    if not (chats := corpus.conversations):
         return []
-    rows = [("left out", printable(line)) for line in chats["bad"]]
-    if (found := chats["template"]) is None:
+    rows = [("left out", printable(line)) for line in chats.bad]
+    if (found := chats.template) is None:
         return rows
-    given = f", given {json.dumps(found['arguments'])}" if found["arguments"] else ""
-    day = f", for which today is {found['date']}" if found["date"] else ""
-    words = f"{found['source']}, sha256 {found['sha256'][:12]}…{given}{day}"
+    given = f", given {json.dumps(found.arguments)}" if found.arguments else ""
+    day = f", for which today is {found.date}" if found.date else ""
+    words = f"{found.source}, sha256 {found.sha256[:12]}…{given}{day}"
     return [("chat template", printable(words)), *rows]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from scoremode.errors import escaped
 from scoremode.report.document import (
     Column,
     Document,
@@ -11,13 +12,15 @@ from scoremode.report.document import (
     Prose,
     Table,
     data,
-    escaped,
     measured,
     metric_columns,
+    metric_of,
     number,
     words,
 )
 from scoremode.results.metrics import METRICS, Place, shown
+from scoremode.results.record.definition import Record
+from scoremode.results.record.text import Plan
 
 KINDS = {
     "label": "group",
@@ -35,31 +38,35 @@ _NAME, _MODEL = 18, 24
 Groups = Sequence[Mapping[str, Any]]
 
 
-def group_counts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+def groups_of(record: Record) -> dict[str, list[dict[str, Any]]]:
+    """The groups of each kind as plain JSON: their metrics are those of METRICS."""
+    return record.document.get("breakdown") or {}
+
+
+def group_counts(plan: Plan) -> list[tuple[str, str]]:
     """A row on the targets of a plan's groups, the largest first; nothing without groups."""
-    labels = sorted((plan.get("labels") or {}).items(), key=lambda group: (-group[1], group[0]))
+    labels = sorted((plan.labels or {}).items(), key=lambda group: (-group[1], group[0]))
     if not labels:
         return []
     said = ", ".join(f"{_cut(name, _NAME)} {n:,}" for name, n in labels[:8])
     return [("groups", said + (f" and {len(labels) - 8} more" if len(labels) > 8 else ""))]
 
 
-def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
+def group_parts(record: Record, of: str) -> list[Table | Prose]:
     """A table of a record's groups, and below it what its readers must know; nothing without groups."""
-    groups = (record.get("breakdown") or {}).get(of) or ()
-    if not groups:
+    if not (groups := groups_of(record).get(of)):
         return []
     if "kld" not in groups[0]:
         return [_table(of, groups, "groups alone"), *_notes(groups, ("ppl",))]
     if of == "depth":
         return [_table(of, groups, "depth"), *_notes(groups, ("kld",))]
-    confident = (record.get("thresholds") or {}).get("confident")
+    confident = record.thresholds.confident if record.thresholds else None
     return [_table(of, groups, "groups"), *_notes(groups, ("kld",), confident)]
 
 
-def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
+def further_tables(record: Record, of: str) -> list[Table | Prose]:
     """Tables with the metrics that `group_parts` leaves out of groups against a base."""
-    groups = (record.get("breakdown") or {}).get(of) or ()
+    groups = groups_of(record).get(of)
     if not groups or "kld" not in groups[0]:
         return []
     places: tuple[Place, ...] = ("groups, more", "groups, tails")
@@ -69,19 +76,14 @@ def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
     return parts
 
 
-def groups_document(record: Mapping[str, Any]) -> Document:
+def groups_document(record: Record) -> Document:
     """All groups of a run; `data` has every kind of them, a line each."""
     parts: list[Facts | Table | Prose] = []
     for of in _WHOLE:
         parts += [*group_parts(record, of), *further_tables(record, of)]
-    found = record.get("breakdown") or {}
-    rows = [row for of in KINDS for row in group_rows(of, found.get(of) or ())]
+    found = groups_of(record)
+    rows = [{**group, "grouped_by": of} for of in KINDS for group in found.get(of) or ()]
     return Document(tuple(parts), _data(rows, ("grouped_by",)))
-
-
-def group_rows(of: str, groups: Groups) -> list[dict[str, Any]]:
-    """Groups as lines of data."""
-    return [{**group, "grouped_by": of} for group in groups]
 
 
 def groups_of_runs(value: Sequence[Mapping[str, Any]]) -> list[Table | Prose]:
@@ -116,8 +118,8 @@ def _table(of: str, groups: Groups, place: Place) -> Table:
     for group in groups:
         row: list[Any] = [group[key]] if of == "model" else [group[key], group["share"]]
         for metric, own in metrics:
-            value = group.get(metric.key)
-            row += [value, value and value["ci95"]] if own.interval else [value]
+            value = metric_of(group.get(metric.key))
+            row += [value, value and value.ci95] if own.interval else [value]
         rows.append(tuple(row))
     columns = (column for metric, own in metrics for column in metric_columns(metric, own))
     return Table((*first, *columns), tuple(rows)).filled()
@@ -154,5 +156,9 @@ def _data(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> Table:
         *(data(name) for name in ("from", "to", "n", "share")),
         *(replace(measured("", metric.data_key, ""), head=None) for metric in metrics),
     )
-    names = (*first, "group", "from", "to", "n", "share", *(metric.key for metric in metrics))
-    return Table(columns, tuple(tuple(row.get(name) for name in names) for row in rows))
+    names = (*first, "group", "from", "to", "n", "share")
+    cells = (
+        (*map(row.get, names), *(metric_of(row.get(metric.key)) for metric in metrics))
+        for row in rows
+    )
+    return Table(columns, tuple(cells))

@@ -23,6 +23,8 @@ from scoremode.report.facts import (
 )
 from scoremode.report.groups import group_counts
 from scoremode.results.comparison.ranking import gib_of
+from scoremode.results.record.section import decode
+from scoremode.results.record.text import Corpus, Plan, Protocol
 
 # Kinds of modules that are named.
 _KINDS = 16
@@ -87,7 +89,7 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "size", f"{_size(value)} in {counted(value['shards'], 'file')}"
     elif parameters is not None:
         yield "size", f"about {_size(value)}, by the shapes that the config gives"
-    yield "bits per weight", "unknown" if parameters is None else bits(value)
+    yield "bits per weight", "unknown" if parameters is None else _bits(value)
     cache = value["kv_cache_declared"]
     applied = f"declared {cache}: not applied, but with --kv-cache as-declared"
     yield "KV cache", applied if cache else "not quantized"
@@ -104,6 +106,11 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         untold = by_config["untold"]
         also = f"; its tensors tell {untold}" if untold else ""
         yield "known from", f"the config alone: no tensor was seen{also}"
+
+
+def _bits(value: Mapping[str, Any]) -> str:
+    both = value["bits_per_weight"]
+    return bits(both["body"], both["file"], value.get("not_decoded"))
 
 
 def _size(value: Mapping[str, Any]) -> str:
@@ -150,49 +157,49 @@ def _count(n: int | None) -> str:
 
 def plan_document(value: Mapping[str, Any]) -> Document:
     """A plan's counts and hashes."""
-    plan, tokenizer = value["plan"], value["tokenizer"]
-    if plan["stream_bos"] is None:
+    plan, tokenizer = decode(value["plan"], Plan), value["tokenizer"]
+    corpus, protocol = decode(value["corpus"], Corpus), decode(value["protocol"], Protocol)
+    if plan.stream_bos is None:
         bos = "none added"
     else:
-        bos = f"id {plan['stream_bos']} at the start"
-        if plan["window_bos"] is not None:
+        bos = f"id {plan.stream_bos} at the start"
+        if plan.window_bos is not None:
             bos += ", and over the first token of every window"
     facts = Facts(
         (
-            ("protocol", protocol_words(value["protocol"])),
-            ("text", text_words(value["corpus"])),
-            ("text sha256", value["corpus"]["text"]["sha256"]),
+            ("protocol", protocol_words(protocol)),
+            ("text", text_words(corpus)),
+            ("text sha256", corpus.text.sha256),
             ("tokenizer", f"{tokenizer['source']}, {tokenizer['size']:,} ids"),
             ("BOS", bos),
-            ("tokens", f"{plan['tokens']:,}"),
-            ("windows", f"{plan['windows']:,}"),
-            ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            ("tokens", f"{plan.tokens:,}"),
+            ("windows", f"{plan.windows:,}"),
+            ("targets", f"{plan.scored:,} scored, {plan.unique:,} unique"),
             *group_counts(plan),
-            *conversation_rows(value["corpus"]),
-            *template_rows(value["corpus"]),
-            *left_out_rows(value["protocol"]),
-            ("tokens sha256", plan["tokens_sha256"]),
-            ("plan sha256", plan["sha256"]),
+            *conversation_rows(corpus),
+            *template_rows(corpus),
+            *left_out_rows(protocol),
+            ("tokens sha256", plan.tokens_sha256),
+            ("plan sha256", plan.sha256),
         )
     )
-    corpus, protocol = value["corpus"], value["protocol"]
     plain = {
-        "protocol": protocol["name"],
-        "context_length": protocol["context_length"],
-        "stride": protocol["stride"],
-        "text": corpus["name"],
-        "text_bytes": corpus["text"]["bytes"],
-        "text_sha256": corpus["text"]["sha256"],
+        "protocol": protocol.name,
+        "context_length": protocol.context_length,
+        "stride": protocol.stride,
+        "text": corpus.name,
+        "text_bytes": corpus.text.bytes,
+        "text_sha256": corpus.text.sha256,
         "tokenizer": tokenizer["source"],
         "ids": tokenizer["size"],
-        "tokens": plan["tokens"],
-        "windows": plan["windows"],
-        "scored": plan["scored"],
-        "unique": plan["unique"],
-        "stream_bos": plan["stream_bos"],
-        "window_bos": plan["window_bos"],
-        "tokens_sha256": plan["tokens_sha256"],
-        "plan_sha256": plan["sha256"],
+        "tokens": plan.tokens,
+        "windows": plan.windows,
+        "scored": plan.scored,
+        "unique": plan.unique,
+        "stream_bos": plan.stream_bos,
+        "window_bos": plan.window_bos,
+        "tokens_sha256": plan.tokens_sha256,
+        "plan_sha256": plan.sha256,
     }
     return Document((facts,), Table(tuple(map(data, plain)), (tuple(plain.values()),)))
 

@@ -1,20 +1,27 @@
-"""The document of a finished run: of a perplexity, a comparison, tasks, a reference or a shard."""
+"""The document of a finished run: a perplexity, a comparison, tasks, a reference or a shard."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.divergence import kld_document, worst_facts
+from msgspec import UNSET, UnsetType
+
+from scoremode.errors import escaped
 from scoremode.report.document import (
     Column,
     Document,
     Facts,
+    Prose,
     Table,
     counted,
     data,
+    interval,
     interval_text,
+    measured,
+    metric_of,
     number,
     printable,
+    rate,
     words,
 )
 from scoremode.report.facts import (
@@ -27,9 +34,27 @@ from scoremode.report.facts import (
     ran_rows,
     text_words,
 )
-from scoremode.report.groups import group_parts
+from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
+from scoremode.results.metrics import shown
+from scoremode.results.record.definition import Done, Record, ShardDone
+from scoremode.results.record.model import Reference
+from scoremode.results.record.outcome import Gate, NoiseFloor, WorstTarget
+from scoremode.results.record.section import Metric
+from scoremode.results.record.text import Task, TaskGroup, Tasks
+from scoremode.results.statistics.bootstrap import verdict
 
+Rows = list[tuple[str, str]]
+# Characters of the text before a token, and of a token.
+_BEFORE, _TOKEN = 44, 20
+_VERDICTS = {
+    "better": "better than the base on this text",
+    "worse": "worse than the base on this text",
+    "not distinguishable": "not distinguishable from the base on this text",
+}
+
+# Numbers that the table of runs has.
+_TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", "model")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TASK_COLUMNS = (
     words("task", "task"),
@@ -56,72 +81,68 @@ _PAIRED_COLUMNS = (
 
 
 def finished_document(
-    record: Mapping[str, Any], folder: Path, *, verbose: bool = False, worst: bool = False
+    record: Record, folder: Path, *, verbose: bool = False, worst: bool = False
 ) -> Document:
     """The table of the run or shard in `folder`; with `worst` its worst targets also without
     `verbose`."""
-    if record["status"] == "shard":
+    if isinstance(record, ShardDone):
         return shard_document(record, folder, verbose=verbose)
-    if "tasks" in record:
-        return tasks_document(record, folder, verbose=verbose)
-    if "kld" in record["metrics"]:
+    assert isinstance(record, Done)
+    if record.tasks:
+        return tasks_document(record, record.tasks, folder, verbose=verbose)
+    if "kld" in record.metrics:
         found = kld_document(record, folder, verbose=verbose)
         if worst and not verbose:
-            return Document((*found.parts, worst_facts(record["worst"])), found.data)
+            return Document((*found.parts, worst_facts(record.worst or ())), found.data)
         return found
-    if "kept" in record:
+    if record.kept:
         return reference_document(record, folder, verbose=verbose)
     return run_document(record, folder, verbose=verbose)
 
 
-def shard_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
+def shard_document(record: ShardDone, folder: Path, *, verbose: bool = False) -> Document:
     """The shard in `folder`; `verbose`: with where it ran, and how long."""
-    shard = record["shard"]
-    (first, behind), (begin, end) = shard["passes"], shard["windows"]
-    number, of = shard["number"], shard["of"]
+    shard, model, base = record.shard, record.checkpoint.source, record.reference
+    (first, behind), (begin, end) = shard.passes, shard.windows
+    number, of = shard.number, shard.of
     whole = "it is all of the run" if of == 1 else "a part of the text"
     rows = [
         ("shard", f"{number} of {of}, done"),
         ("no metrics", f"{whole}: scoremode merge makes the run of {counted(of, 'shard')}"),
-        ("model", record["checkpoint"]["source"]),
-        *_shard_base(record),
-        ("passes", f"{first + 1} to {behind} of {shard['of_passes']:,}"),
-        ("windows", f"{begin + 1:,} to {end:,} of {record['plan']['windows']:,}"),
-        ("targets", f"{shard['targets']:,} of {record['plan']['scored']:,}"),
-        ("text", text_words(record["corpus"])),
-        ("protocol", protocol_words(record["protocol"])),
+        ("model", model),
+        *([("base", base.source)] if base else []),
+        ("passes", f"{first + 1} to {behind} of {shard.of_passes:,}"),
+        ("windows", f"{begin + 1:,} to {end:,} of {record.plan.windows:,}"),
+        ("targets", f"{shard.targets:,} of {record.plan.scored:,}"),
+        ("text", text_words(record.corpus)),
+        ("protocol", protocol_words(record.protocol)),
         *caveats(record),
         *(ran_rows(record) if verbose else ()),
         ("record", str(folder / "record.json")),
     ]
     plain = {
         "folder": str(folder),
-        "model": record["checkpoint"]["source"],
-        "reference": (record.get("reference") or {}).get("source"),
+        "model": model,
+        "reference": base.source if base else None,
         "shard": number,
         "of": of,
         "first_pass": first,
         "passes": behind - first,
-        "of_passes": shard["of_passes"],
+        "of_passes": shard.of_passes,
         "first_window": begin,
         "windows": end - begin,
-        "targets": shard["targets"],
+        "targets": shard.targets,
     }
     table = Table(tuple(map(data, plain)), (tuple(plain.values()),))
     return Document((Facts(tuple(rows), frozenset(("shard", "model"))),), table)
 
 
-def _shard_base(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = record.get("reference")
-    return [] if found is None else [("base", str(found["source"]))]
-
-
-def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
+def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Document:
     """The result of one run; `verbose`: with all that made it, behind."""
-    ppl = record["metrics"]["ppl"]
+    ppl = record.metrics["ppl"]
     first = [
         *page_rows(record),
-        ("PPL", f"{ppl['value']:.6f}   {interval_text(ppl)}"),
+        ("PPL", f"{ppl.value:.6f}   {interval_text(ppl)}"),
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
     ]
@@ -131,50 +152,51 @@ def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
         return Document((shown, *groups), run_data(record, folder))
     details = [*measured_rows(record), *ran_rows(record)]
     # Where the tokenizer tells how many bytes its tokens are.
-    if found := record["metrics"].get("bits_per_byte"):
+    if found := record.metrics.get("bits_per_byte"):
         # Of pages, whose own bytes are others, the protocol has one as well.
-        name = "bits per detokenized byte" if "pages" in record else "bits per byte"
-        details.insert(0, (name, f"{found['value']:.6f}   {interval_text(found)}"))
+        name = "bits per detokenized byte" if record.pages else "bits per byte"
+        details.insert(0, (name, f"{found.value:.6f}   {interval_text(found)}"))
     groups += group_parts(record, "turn")
     return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder))
 
 
-def reference_document(
-    record: Mapping[str, Any], folder: Path, *, verbose: bool = False
-) -> Document:
+def reference_document(record: Done, folder: Path, *, verbose: bool = False) -> Document:
     """The result of a run that was kept as a reference."""
-    states, head = record["kept"]["states"], record["kept"]["head"]
-    size = states["rows"] * states["width"] * _BYTES[states["dtype"]]
-    where = "with them" if head["file"] else f"left in {head['checkpoint']['path']}"
+    assert record.kept
+    states, head = record.kept.states, record.kept.head
+    size = states.rows * states.width * _BYTES[states.dtype]
+    where = f"left in {head.checkpoint.path}" if head.checkpoint else "with them"
     kept = (
-        ("states", f"{states['rows']:,} of {states['width']:,} {states['dtype']}, "
+        ("states", f"{states.rows:,} of {states.width:,} {states.dtype}, "
                    f"{size / 1e9:.3f} GB"),
-        ("head", f"{head['vocabulary']:,} × {head['width']:,} {head['dtype']}, {where}"),
+        ("head", f"{head.vocabulary:,} × {head.width:,} {head.dtype}, {where}"),
         ("reference", str(folder)),
     )  # fmt: skip
     document = run_document(record, folder, verbose=verbose)
     return Document((*document.parts, Facts(kept)), document.data)
 
 
-def tasks_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
+def tasks_document(
+    record: Done, section: Tasks, folder: Path, *, verbose: bool = False
+) -> Document:
     """The metrics of a run's tasks and groups; against a base those of both, and what became of their
     answers, question by question."""
-    section = record["tasks"]
     rows = _section_rows(section)
     has_base = _has_base(section)
     table = Table(_TASK_COLUMNS + (_PAIRED_COLUMNS if has_base else ()), tuple(
         row if has_base else row[: len(_TASK_COLUMNS)] for row in rows
     ))  # fmt: skip
-    asked = section["harness"]
-    how = [f"lm-evaluation-harness {asked['lm_eval']}"]
-    how += [f"the first {asked['limit']:g} questions"] if asked["limit"] is not None else []
-    how += [f"{asked['num_fewshot']} examples"] if asked["num_fewshot"] is not None else []
-    how += ["by the model's chat template"] if asked["chat"] else []
+    asked = section.harness
+    assert record.requests
+    how = [f"lm-evaluation-harness {asked.lm_eval}"]
+    how += [f"the first {asked.limit:g} questions"] if asked.limit is not None else []
+    how += [f"{asked.num_fewshot} examples"] if asked.num_fewshot is not None else []
+    how += ["by the model's chat template"] if asked.chat else []
     facts = [
         *headline_rows(record),
         ("asked", ", ".join(how)),
-        ("requests", f"{record['requests']['rows']:,} in {record['plan']['windows']:,} windows, "
-                     f"{record['plan']['scored']:,} targets"),
+        ("requests", f"{record.requests.rows:,} in {record.plan.windows:,} windows, "
+                     f"{record.plan.scored:,} targets"),
         *place_rows(folder, verbose=verbose),
     ]  # fmt: skip
     parts: list[Any] = [table.filled(), Facts(tuple(facts))]
@@ -183,7 +205,7 @@ def tasks_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = F
     return Document(tuple(parts), table)
 
 
-def tasks_of_runs(sections: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None:
+def tasks_of_runs(sections: Sequence[tuple[str, Tasks]]) -> Table | None:
     """Each metric of each task in every run that has it, side by side; None where no run has tasks.
 
     `sections`: the name of each run, and its record's section `tasks`.
@@ -209,40 +231,249 @@ def tasks_of_runs(sections: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | 
     return Table(columns, tuple(row[: len(columns)] for row in rows)).filled()
 
 
-def _section_rows(section: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _section_rows(section: Tasks) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
-    for name, group in section["groups"].items():
-        rows += _metric_rows(
-            name, sum(section["tasks"][t]["questions"] for t in group["tasks"]), group
-        )
-    for name, task in section["tasks"].items():
-        rows += _metric_rows(name, task["questions"], task)
+    for name, group in section.groups.items():
+        rows += _metric_rows(name, sum(section.tasks[t].questions for t in group.tasks), group)
+    for name, task in section.tasks.items():
+        rows += _metric_rows(name, task.questions, task)
     return rows
 
 
-def _has_base(section: Mapping[str, Any]) -> bool:
-    return any("base" in task for task in section["tasks"].values())
+def _has_base(section: Tasks) -> bool:
+    return any(task.base for task in section.tasks.values())
 
 
-def _metric_rows(name: str, questions: int, part: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _metric_rows(name: str, questions: int, part: Task | TaskGroup) -> Iterator[tuple[Any, ...]]:
     """A row for each metric of a task or group."""
-    base, pairs = part.get("base"), part.get("pairs", {})
-    kld = (part.get("kld") or {}).get("value")
-    for metric, value in part["metrics"].items():
-        pair = pairs.get(metric, {})
-        difference = pair.get("difference", {})
-        ends = difference.get("ci95")
+    base, kld = part.base, part.kld if isinstance(part, Task) else None
+    for metric, value in part.metrics.items():
+        pair = (part.pairs or {}).get(metric)
+        difference = pair.difference if pair else None
         yield (
             name,
             questions,
             metric.removesuffix(",none"),
             value,
-            part["stderr"].get(metric),
-            None if base is None else base["metrics"].get(metric),
-            difference.get("value"),
-            None if ends is None else tuple(ends),
-            pair.get("lost"),
-            pair.get("gained"),
-            pair.get("p"),
-            kld,
+            part.stderr.get(metric),
+            base.metrics.get(metric) if base else None,
+            difference and difference.value,
+            difference and difference.ci95,
+            *[
+                None if pair is None or (n := getattr(pair, name)) is UNSET else n
+                for name in ("lost", "gained", "p")
+            ],
+            kld.value if kld else None,
         )
+
+
+def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Document:
+    """The result; `verbose`: behind it details, breakdowns, and the tokens that differ most."""
+    metrics = record.metrics
+    first = [
+        *_divergence(record),
+        *page_rows(record),
+        *_perplexities(metrics),
+        *_checks(record),
+        *headline_rows(record),
+        *place_rows(folder, verbose=verbose),
+    ]
+    parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
+    # They were asked for.
+    parts += group_parts(record, "label")
+    # Whether it fails late is what a long window is for.
+    parts += group_parts(record, "depth")
+    if verbose:
+        rows = (*_details(record), *measured_rows(record), *ran_rows(record))
+        parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
+        if record.worst:
+            parts.append(worst_facts(record.worst))
+    return Document(tuple(parts), run_data(record, folder))
+
+
+def _divergence(record: Done) -> Rows:
+    """KLD, against what, and how alike the predictions are."""
+    assert record.distribution
+    metrics, spread = record.metrics, record.distribution["kld"]
+    kld, top1 = metrics["kld"], metrics["top1"]
+    rows = [
+        ("KLD", f"{kld.value:.6g} nats   {interval_text(kld, '.4g')}"),
+        ("against", _reference(record.reference)),
+        ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
+        ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
+        ("confident flips", _flips(record)),
+    ]
+    if floor := record.noise_floor:
+        rows.insert(2, ("noise floor", _floor(kld.value, floor)))
+    return rows
+
+
+def _flips(record: Done) -> str:
+    """The rate at which the model finds another token likeliest where the base was sure of one."""
+    assert record.thresholds
+    confident, flips = record.thresholds.confident, record.metrics.get("confident_flips")
+    if flips is None:
+        return f"none: the base gives no likeliest token more than {confident:g}"
+    ends = "(no interval)"
+    if flips.ci95 is not None:
+        ends = "95 % [{}, {}]".format(*map(rate, flips.ci95))
+    return (
+        f"{rate(flips.value)} in 10,000   {ends}, of {counted(flips.n, 'target')} where the base "
+        f"gave > {confident:g}"
+    )
+
+
+def _perplexities(metrics: Mapping[str, Metric]) -> Rows:
+    ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
+    found = f"{ratio.value:.6f}   {interval_text(ratio, '.6f')}"
+    if ratio.ci95 is not None:
+        found += f", paired: {_VERDICTS[verdict(ratio.ci95, 1.0, None)]}"
+    return [
+        ("PPL", f"{ppl.value:.6f}   {interval_text(ppl)}"),
+        ("base PPL", f"{base.value:.6f}   {interval_text(base)}"),
+        ("PPL / base PPL", found),
+    ]
+
+
+def _details(record: Done) -> Rows:
+    """The numbers that the first block leaves out."""
+    assert record.distribution
+    metrics, spread = record.metrics, record.distribution
+    rows = [("KLD percentiles", _percentiles(spread["kld"]))]
+    for metric, own in shown("details"):
+        if (found := metrics.get(metric.key)) is not None:
+            unit = f" {metric.unit}" if metric.unit else ""
+            text = f"{found.value:{own.form}}{unit}   {interval_text(found, own.ends)}"
+            rows.append((own.heading, text))
+    if "entropy_change" in metrics:
+        change, own, base = (metrics[k] for k in ("entropy_change", "entropy", "entropy_base"))
+        said = f"{change.value:+.5g} nats   {interval_text(change, '+.4g')}"
+        rows.append(("entropy", f"{own.value:.5g}, base {base.value:.5g}: {said}"))
+    rows += _agreement(metrics)
+    difference = metrics["ppl"].value - metrics["ppl_base"].value
+    rows.append(("PPL - base PPL", f"{difference:+.6f}"))
+    if "bits_per_byte" in metrics:
+        both = metrics["bits_per_byte"], metrics["bits_per_byte_base"]
+        rows.append(("bits per byte", "{:.6f}, base {:.6f}".format(*(m.value for m in both))))
+    return rows
+
+
+def _percentiles(spread: Mapping[str, float]) -> str:
+    named = {"minimum": "min", "50": "median", "maximum": "max"}
+    shown = ("minimum", "1", "10", "50", "90", "95", "99", "99.9", "maximum")
+    return ", ".join(f"{named.get(p, f'p{p}')} {spread[p]:.3g}" for p in shown)
+
+
+def _floor(kld: float, floor: NoiseFloor) -> str:
+    words, value = floor.words, floor.kld.value
+    if not floor.resolves:
+        return f"below resolution: the base {words} gives the same bits"
+    words = f"{value:.4g} nats, of the base {words}; the KLD is {kld / value:.3g} times that"
+    return words if kld > value else f"{words}, and says nothing"
+
+
+def _agreement(metrics: Mapping[str, Metric]) -> Rows:
+    delta, rms = metrics["delta_p"], metrics["rms_delta_p"]
+    rows = []
+    for end, name in (("sets", "same top-k, any order"), ("order", "same top-k in order")):
+        shares = [
+            f"{k}: {metrics[f'top{k}_{end}'].value:.2%}"
+            for k in (2, 3, 5, 10)
+            if f"top{k}_{end}" in metrics
+        ]
+        if shares:
+            rows.append((name, ", ".join(shares)))
+    rows.append(("Δp of the target", f"mean {delta.value:+.3%}   {interval_text(delta, '+.3%')}"))
+    rows.append(("", f"RMS {rms.value:.3%}   {interval_text(rms, '.3%')}"))
+    return rows
+
+
+def _checks(record: Done) -> Rows:
+    """Gates, those not met in capitals."""
+    return [("gate", _gate(gate)) for gate in record.gates or ()]
+
+
+def _gate(gate: Gate) -> str:
+    flag = gate.name.replace("_", "-")
+    words = f"--{flag} {gate.limit:g}: {gate.value:.6g}"
+    if gate.on == "upper":
+        end = "lower" if gate.name == "min_top1" else "upper"
+        bound = gate.bound
+        words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate.note})"
+    return f"{words}: {'met' if gate.met else 'NOT MET'}"
+
+
+def _reference(reference: Reference | UnsetType) -> str:
+    if not reference:
+        return "not named"
+    source = printable(reference.source)
+    said = [reference.kind] if reference.kind else []
+    engine = reference.engine or {}
+    if engine.get("arithmetic") == "llama.cpp":
+        said.append("in llama.cpp's arithmetic")
+    elif cache := engine.get("kv_cache_dtype"):
+        said.append(f"its KV cache in {cache}")
+    if reference.checksum:
+        said.append(f"checksum: {reference.checksum}")
+    return f"{source} ({', '.join(said)})" if said else source
+
+
+def _breakdowns(record: Done) -> list[Table | Prose]:
+    """A table each; behind them, once, why groups have no interval where the whole text has one."""
+    wanted = ("confidence", "position", "token_class")
+    found = {k: v for k, v in groups_of(record).items() if k in wanted}
+    notes = {g["kld"]["note"] for groups in found.values() for g in groups}
+    said = sorted(notes - {None}) if record.metrics["kld"].ci95 is not None else []
+    why = [Prose(f"no interval: {'; '.join(said)}")] if said else []
+    return [*(_breakdown(of, groups) for of, groups in found.items()), *why]
+
+
+def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
+    columns = (
+        Column(KINDS[of], None, escaped),
+        number("share", None, ".2%"),
+        measured("KLD", "kld", ".4g"),
+        interval(".4g"),
+        measured("PPL ratio", "ppl_ratio", ".5f"),
+        interval(".5f"),
+    )
+    rows = []
+    for group in groups:
+        kld, ratio = metric_of(group["kld"]), metric_of(group["ppl_ratio"])
+        assert kld and ratio
+        rows.append((group["group"], group["share"], kld, kld.ci95, ratio, ratio.ci95))
+    return Table(columns, tuple(rows))
+
+
+def worst_facts(facts: Sequence[WorstTarget]) -> Table:
+    """The targets of largest KLD, with the text before them."""
+    header = ("largest KLD", "text before", "target", "p base", "p model", "base's top-1",
+              "model's top-1", "window:position")  # fmt: skip
+    rows = [
+        (
+            f"{fact.kld:.4g}",
+            _before(fact.context or ""),
+            _token(fact, "target"),
+            f"{fact.p_base:.2%}",
+            f"{fact.p_model:.2%}",
+            _token(fact, "base_top1"),
+            _token(fact, "top1"),
+            f"{fact.window}:{fact.position}",
+        )
+        for fact in facts
+    ]
+    return Table(tuple(Column(head, None) for head in header), tuple(rows))
+
+
+def _before(text: str) -> str:
+    """The end of it, next to the target."""
+    line = escaped(text)
+    return line if len(line) <= _BEFORE else f"…{line[-_BEFORE:]}"
+
+
+def _token(fact: WorstTarget, name: str) -> str:
+    text = getattr(fact, f"{name}_text")
+    if text is UNSET:
+        return f"id {getattr(fact, name)}"
+    text = escaped(text)
+    return f'"{text}"' if len(text) <= _TOKEN else f'"{text[:_TOKEN]}…"'

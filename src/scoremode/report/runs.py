@@ -1,6 +1,7 @@
 """Tables with a line a run: finished ones, running ones, and those that a sweep would run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scoremode.report.document import (
     data,
     measured,
     metric_columns,
+    metric_of,
     number,
     printable,
     size,
@@ -20,6 +22,8 @@ from scoremode.report.document import (
 )
 from scoremode.results.comparison.ranking import base_row, run_row, short_name
 from scoremode.results.metrics import MetricSpec, Shown, shown
+from scoremode.results.record.definition import Record
+from scoremode.results.record.section import Metric
 
 
 def runs_table(
@@ -46,13 +50,19 @@ def runs_table(
         size(row["gib"] for row in rows),
         *further.values(),
     )
-    return Table(columns, tuple((*_cells(row), *(row.get(k) for k in further)) for row in rows))
+    return Table(
+        columns, tuple((*_cells(row), *(_further(row, k) for k in further)) for row in rows)
+    )
 
 
-def run_data(record: Mapping[str, Any], folder: Path) -> Table:
+def _further(row: Mapping[str, Any], key: str) -> Any:
+    return metric_of(value) if isinstance(value := row.get(key), dict) else value
+
+
+def run_data(record: Record, folder: Path) -> Table:
     """The run as a line of a table, its base as another."""
-    base, name = base_row(record), short_name(str(record["checkpoint"]["source"]))
-    return runs_table([*([base] if base else []), run_row(record, folder, name)])
+    base, name = base_row(record.document), short_name(record.checkpoint.source)
+    return runs_table([*([base] if base else []), run_row(record.document, folder, name)])
 
 
 def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
@@ -65,20 +75,16 @@ def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     cells: list[Any] = []
     for metric, own in shown("runs"):
-        value = row[metric.key]
+        value = row[metric.key] if metric.percent is not None else metric_of(row[metric.key])
         is_base = metric.key == "ppl_ratio" and row["is_base"] and value is None
         cells.append(Said("base") if is_base else value)
         if own.interval:
-            cells.append(_ends(value))
+            cells.append(value and value.ci95)
     return (
         *(row.get("rank"), row["model"], row["folder"], row["is_base"], row["ppl"]["n"]),
         *cells,
         *(row["bits_per_weight"], row["gib"]),
     )
-
-
-def _ends(metric: Mapping[str, Any] | None) -> Any:
-    return None if metric is None else metric["ci95"]
 
 
 def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
@@ -110,11 +116,11 @@ def _last(path: str) -> str:
     return printable(place.name or path)
 
 
-def _shown(form: str) -> Callable[[Mapping[str, Any]], str]:
+def _shown(form: str) -> Callable[[Metric], str]:
     """A metric with half of its interval's width behind it, the larger half."""
 
-    def show(metric: Mapping[str, Any]) -> str:
-        value, ends = metric["value"], metric["ci95"]
+    def show(metric: Metric) -> str:
+        value, ends = metric.value, metric.ci95
         text = f"{value:{form}}"
         if ends is None or not value:
             return text
@@ -125,13 +131,7 @@ def _shown(form: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _metric(head: str, key: str, form: str) -> Column:
-    return Column(
-        head,
-        key,
-        _shown(form),
-        lambda metric: (metric["value"], *(metric["ci95"] or (None, None))),
-        ("", "_low", "_high"),
-    )
+    return replace(measured(head, key, form), show=_shown(form))
 
 
 def _duration(seconds: float) -> str:
@@ -192,9 +192,7 @@ def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
         (state["windows"], state["of"]) if "windows" in state else None,
         state.get("windows_per_second"),
         state.get("seconds_left"),
-        found.get("ppl"),
-        found.get("ppl_ratio"),
-        found.get("kld"),
+        *(metric_of(found.get(name)) for name in ("ppl", "ppl_ratio", "kld")),
     )
 
 

@@ -46,7 +46,7 @@ def test_a_table_a_plan_with_the_base_as_a_row(groups):
     assert [row[0] for row in second] == ["model", "base (base)", "Q4_K_M"]
     base, best = (dict(zip(first[0], row, strict=True)) for row in first[1:3])
     assert (base["bits/weight"], base["GiB"], base["KLD (nats)"]) == ("16.000", "14.960", "—")
-    metrics = groups[0].records[0]["metrics"]
+    metrics = groups[0].records[0].document["metrics"]
     kld = metrics["kld"]
     low, high = kld["ci95"]
     assert best["KLD (nats)"] == f"{kld['value']:.4g} [{low:.4g}, {high:.4g}]"
@@ -57,7 +57,7 @@ def test_a_table_a_plan_with_the_base_as_a_row(groups):
 
 def test_protocol_text_base_and_hashes_are_in_a_line_and_short(groups):
     (line, other) = (p for p in card_block(groups).splitlines() if p.startswith("Protocol "))
-    record = groups[0].records[0]
+    record = groups[0].records[0].document
     for words in (
         *("windows of 64 tokens every 64", "made.txt", "against base", "in nats"),
         *(record["corpus"]["text"]["sha256"][:12], record["plan"]["sha256"][:12]),
@@ -82,7 +82,7 @@ def test_commands_stand_as_they_are_typed(groups):
 
 def test_the_footer_names_the_version_and_no_badge(groups):
     block = card_block(groups)
-    version = groups[0].records[0]["versions"]["scoremode"]
+    version = groups[0].records[0].document["versions"]["scoremode"]
     assert f"<sub>Measured with scoremode {version}; records " in block
     assert "![" not in block and "http" not in block and "<img" not in block
 
@@ -117,7 +117,7 @@ def both_groups(tmp_path_factory):
 
 def test_every_number_is_what_it_is(both_groups):
     results = results_of(both_groups, {})
-    record, row = both_groups[0].records[0], both_groups[0].value["runs"][0]
+    record, row = both_groups[0].records[0].document, both_groups[0].value["runs"][0]
     ours = [r for r in results if r.metric_name.endswith(", Q8_0")]
     assert {r.metric_type: r.metric_value for r in ours} == {
         "perplexity": record["metrics"]["ppl"]["value"],
@@ -177,10 +177,10 @@ def test_the_model_index_is_read_back_by_the_hub_s_classes(both_groups):
 def test_entries_are_of_hub_data_sets_alone_and_read_back(both_groups):
     sources = {both_groups[1].value["runs"][0]["folder"]: "https://x/record.json"}
     files = entry_files(both_groups, sources)
-    plan = both_groups[1].records[0]["plan"]["sha256"][:8]
+    plan = both_groups[1].records[0].document["plan"]["sha256"][:8]
     assert list(files) == [f".eval_results/scoremode-Q4_K_M-{plan}.yaml"]
     ppl, kld = parse_eval_result_entries(yaml.safe_load(files.popitem()[1]))
-    record = both_groups[1].records[0]
+    record = both_groups[1].records[0].document
     assert (ppl.dataset_id, ppl.task_id, ppl.value) == (
         *("org/data", "perplexity"),
         record["metrics"]["ppl"]["value"],

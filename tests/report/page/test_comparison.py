@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.chats.blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
+from support.record_fields import fields
 
 from scoremode.report.page.comparison import cut, frontiers, matrices, side_by_side, worst_places
 from scoremode.report.page.summary import summarized
@@ -216,13 +217,15 @@ def worst(index: int, kld: float, window: int = 0) -> dict[str, Any]:
 
 
 def test_a_place_in_several_windows_is_taken_where_it_is_worst():
-    records = [{"worst": [worst(5, 1.0), worst(9, 0.5)]}, {"worst": [worst(5, 3.0, window=2)]}, {}]
+    found = [[worst(5, 1.0), worst(9, 0.5)], [worst(5, 3.0, window=2)], []]
+    records = [fields({"worst": targets}) for targets in found]
     assert worst_places(records) == [(0, 10), (2, 6)]
-    assert worst_places([{}, {"worst": []}]) == []
+    assert worst_places([fields({})]) == []
 
 
 def test_many_runs_have_three_each():
-    records = [{"worst": [worst(10 * run + i, 1.0) for i in range(10)]} for run in range(20)]
+    found = [[worst(10 * run + i, 1.0) for i in range(10)] for run in range(20)]
+    records = [fields({"worst": targets}) for targets in found]
     assert len(worst_places(records)) == 60
 
 
@@ -236,9 +239,9 @@ def test_a_text_that_nobody_knows_is_none():
         }
     )  # fmt: skip
     compared: Any = {"r": of}
-    records = {"r": {"worst": [{"index": 0, "window": 0, "position": 1, "target": 7, "top1": 9,
-                                "base_top1": 8, "top1_text": "nine"}]}}  # fmt: skip
-    (found,) = side_by_side([(0, 1), (4, 4)], compared, records, {8: "eight", 9: "not this"})
+    record = fields({"worst": [{"index": 0, "window": 0, "position": 1, "target": 7, "top1": 9,
+                                "base_top1": 8, "top1_text": "nine"}]})  # fmt: skip
+    (found,) = side_by_side([(0, 1), (4, 4)], compared, {"r": record}, {8: "eight", 9: "not this"})
     assert found["target"]["text"] is None and found["context"] is None
     assert (found["base_top1"]["text"], found["top1"][0]["text"]) == ("eight", "nine")
     assert found["worst_of"] == ["r"]

@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.chats.blocks import write_chat_run
 from support.comparisons import made, overlapping
+from support.record_fields import fields
 from support.run_folders import CONTEXT, write_run
 
 import scoremode
@@ -22,6 +24,12 @@ from scoremode.report.page.data import (
 )
 from scoremode.report.page.summary import summarized
 from scoremode.results.comparison.ranking import ranking
+from scoremode.results.record.definition import read_document
+from scoremode.results.record.section import Metric
+
+
+def typed(record: dict[str, Any]) -> Any:
+    return read_document(record)
 
 
 def test_runs_are_ranked_behind_the_base_and_those_without_one_come_last(made_report):
@@ -189,8 +197,11 @@ def test_a_run_has_its_sizes_and_format(made_report):
 def test_a_noise_floor_is_told(made_report):
     summary = summarized(made_report.folders["b"], [])
     floor = {"value": 1e-4, "ci95": None, "n": 5, "note": "few"}
-    summary.run.record.document["noise_floor"] = {"words": "again", "kld": floor, "resolves": True}
-    noise = run_of(summary, "r", 0, "b", {}, of_base=False)["noise"]
+    record = summary.run.record.document | {
+        "noise_floor": {"words": "again", "kld": floor, "resolves": True}
+    }
+    run: Any = replace(summary.run, record=read_document(record))
+    noise = run_of(replace(summary, run=run), "r", 0, "b", {}, of_base=False)["noise"]
     assert noise == {"value": 1e-4, "lower": None, "upper": None, "n": 5, "note": "few"}
 
 
@@ -202,16 +213,17 @@ def test_a_run_without_a_base(made_report):
 
 def test_the_base_is_what_the_runs_say(made_report):
     record = json.loads((made_report.folders["a"] / "record.json").read_text())
-    base = base_of(record, "base", "r0", {"ppl_base": {"ci95": (1, 9)}})
+    own = Metric(value=0.0, ci95=(1.0, 9.0), n=9, note=None)
+    base = base_of(typed(record), "base", "r0", {"ppl_base": own})
     assert base is not None and base["ppl"]["value"] == record["metrics"]["ppl_base"]["value"]
     # Its section's, not the record's.
     assert (base["ppl"]["lower"], base["ppl"]["upper"]) == (1, 9)
     assert (base["source"], base["sha256"], base["kind"]) == ("models/base", "1f" * 32, "stored")
     assert base["bytes"] is None and base["bits_body"] is None and base["dtype"] is None
     record["reference"] = {"source": "logits.kld", "checkpoint": None}
-    assert (base_of(record, "x", None, {}) or {})["source"] == "logits.kld"
+    assert (base_of(typed(record), "x", None, {}) or {})["source"] == "logits.kld"
     del record["reference"]
-    assert base_of(record, "x", None, {}) is None
+    assert base_of(typed(record), "x", None, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -238,13 +250,13 @@ def test_names(sources, names):
     assert len(set(short_names(sources))) == len(sources)
 
 
-def record(plan: str, base: str | None = None, vocabulary: int = 12) -> dict[str, Any]:
+def record(plan: str, base: str | None = None, vocabulary: int = 12) -> Any:
     made: dict[str, Any] = {
         "plan": {"sha256": plan},
         "engine": {"vocabulary": vocabulary},
         "corpus": {"text": {"sha256": "t"}},
     }
-    return made if base is None else made | {"reference": {"sha256": base}}
+    return fields(made if base is None else made | {"reference": {"sha256": base}})
 
 
 def test_one_plan_one_width_one_base():
@@ -261,13 +273,14 @@ def test_runs_without_a_base_join_where_there_is_one_base_alone():
 
 
 def test_a_reference_of_the_first_records_has_no_hash():
-    old = record("p") | {"reference": {"source": "base"}}
+    old = record("p")
+    old.reference = fields({"source": "base"})
     assert grouped([old, record("p", "x")]) == [[0], [1]]
 
 
 def test_it_is_what_the_record_says(made_report):
     record = json.loads((made_report.folders["a"] / "record.json").read_text())
-    found = provenance(record)
+    found = provenance(typed(record))
     assert found["command"] == record["command"] and found["seconds"] == record["seconds"]
     assert found["hashes"]["record"] == record["sha256"]
     assert found["hashes"]["scores.parquet"] == record["scores"]["sha256"]
@@ -283,7 +296,7 @@ def test_of_many_files_some_are_named_and_the_rest_counted(made_report):
     record = json.loads((made_report.folders["a"] / "record.json").read_text())
     record["checkpoint"]["files"] = {f"model-{i:05}.safetensors": "00" * 32 for i in range(30)}
     del record["versions"]
-    found = provenance(record)
+    found = provenance(typed(record))
     assert next(iter(found["files"])) == "model-00000.safetensors"
     assert len(found["files"]) + found["more_files"] == 30 and found["more_files"] == 18
     assert found["versions"] == {}

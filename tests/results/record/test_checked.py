@@ -15,14 +15,14 @@ from support.run_folders import with_record
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.reference.stored import StoredReference
 from scoremode.report.compare import compare_document
-from scoremode.report.divergence import kld_document
 from scoremode.report.rendering import document_text
-from scoremode.report.run import reference_document, run_document
+from scoremode.report.run import kld_document, reference_document, run_document
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
 from scoremode.results.record.checks import check_record, checked_record
+from scoremode.results.record.definition import Done
 
 MADE = {"metrics", "intervals", "distribution", "breakdown", "thresholds", "llama_cpp",
         "llama_cpp_note"}  # fmt: skip
@@ -73,9 +73,10 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
         other["sha256"] = seal_of(other)
     with_record(spoiled, other)
     try:
-        found = load_run(spoiled)[0].document
+        record = load_run(spoiled)[0]
+        found = record.document
         value = ranking([spoiled])
-        tables = [document_text(kld_document(found, spoiled))]
+        tables = [document_text(kld_document(record, spoiled))]
         tables += [make(value) for make in (compare_document, compare_document, compare_document)]
     except ScoremodeError as error:
         assert str(spoiled) in str(error) and "\n" not in str(error)
@@ -86,12 +87,12 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
     assert value["runs"][0]["ppl"]["value"] == true["metrics"]["ppl"]["value"]
 
 
-def shown(folder: Path, record: dict) -> None:
+def shown(folder: Path, record: Done) -> None:
     """All that is made of a finished run by commands that read one."""
     assert document_text(run_document(record, folder, verbose=True))
-    if "kld" in record["metrics"]:
+    if "kld" in record.metrics:
         assert document_text(kld_document(record, folder, verbose=True))
-    if "kept" in record:
+    if record.kept:
         assert document_text(reference_document(record, folder, verbose=True))
         stored = StoredReference(folder)
         assert stored.plan() and stored.dtype and stored.scores
@@ -104,7 +105,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     """Each removed, of another type, or one too many, and sealed anew by somebody who knew how."""
     folder = Path(shutil.copytree(real_runs[kind], tmp_path / "run"))
     record = read_record(folder)
-    shown(folder, load_run(folder)[0].document)
+    shown(folder, load_run(folder)[0])
     true = load_run(folder)
     made = true[0].document
     # They are the same for the same scores, and take longer than all else.
@@ -120,7 +121,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
         try:
             check_record(other, folder / "record.json")
             with_record(folder, other)
-            shown(folder, load_run(folder)[0].document)
+            shown(folder, load_run(folder)[0])
         except ScoremodeError as error:
             assert "\n" not in str(error), words
         except Exception as error:

@@ -18,10 +18,11 @@ from scoremode.errors import (
     RunFolderError,
 )
 from scoremode.report.compare import compare_document
-from scoremode.report.divergence import kld_document
 from scoremode.report.rendering import document_text
+from scoremode.report.run import kld_document
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.finished import load_run
+from scoremode.results.record.definition import read_document
 from scoremode.runs.measure import measure
 from scoremode.runs.sweep.manifest import SweepRequest
 from scoremode.runs.sweep.sweep import run_sweep
@@ -110,7 +111,7 @@ def test_a_model_is_no_distance_from_its_own_decoded_weights(packed_and_dense, t
     assert record["engine"]["dtype"] == record["reference"]["engine"]["dtype"] == "bfloat16"
     assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
     assert record["reference"]["arithmetic"] is None
-    assert "OTHER DTYPE" not in document_text(kld_document(record, tmp_path))
+    assert "OTHER DTYPE" not in document_text(kld_document(read_document(record), tmp_path))
     # In a sweep it runs once, in the dtype of the first model where its own has more than 16 bits.
     swept = SweepRequest(
         (str(tmp_path / "missing"), packed, dense), (asked,), tmp_path / "swept", ()
@@ -134,7 +135,7 @@ def test_a_reference_that_was_kept_in_another_dtype_is_named(packed_and_dense, t
     assert record["metrics"]["kld"]["value"] > 0
     assert record["reference"]["arithmetic"] == UNLIKE
     for shown in (
-        document_text(kld_document(record, run.folder)),
+        document_text(kld_document(read_document(record), run.folder)),
         document_text(compare_document(ranking([run.folder]))),
     ):
         assert UNLIKE in " ".join(shown.split())

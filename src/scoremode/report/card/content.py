@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scoremode.errors import escaped
 from scoremode.report.compare import ranked_rows
 from scoremode.report.document import (
     Column,
     Table,
     counted,
-    escaped,
     metric_columns,
+    metric_of,
     number,
     printable,
     size,
@@ -28,6 +29,11 @@ from scoremode.report.facts import blocks_words, caveats, chat_sentence, protoco
 from scoremode.report.rendering import literal, preformatted, table_markdown
 from scoremode.results.comparison.ranking import short_name
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
+from scoremode.results.record.definition import Done
+from scoremode.results.record.model import Reference, VllmEngine
+from scoremode.results.record.outcome import Intervals
+from scoremode.results.record.section import Metric, decode
+from scoremode.results.record.text import Corpus, Protocol
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
@@ -46,11 +52,11 @@ class Group:
     and the command lines that measure again what is published."""
 
     value: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[Done]
     commands: Sequence[Sequence[str]]
 
     @property
-    def published(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    def published(self) -> list[tuple[Mapping[str, Any], Done]]:
         """Each run's line of the ranking and its record, without the base's own, which others publish,
         unless it is alone."""
         pairs = list(zip(self.value["runs"], self.records, strict=True))
@@ -88,12 +94,17 @@ def _table(value: Mapping[str, Any]) -> Table:
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
-        (f"{row['model']} (base)", *(row.get(n) if n in own else None for n in names))
+        (f"{row['model']} (base)", *(cell(row, n) if n in own else None for n in names))
         if row["is_base"]
-        else (row["model"], *(row.get(n) for n in names))
+        else (row["model"], *(cell(row, n) for n in names))
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
+
+
+def cell(row: Mapping[str, Any], name: str) -> Any:
+    """A value of a row, or its metric."""
+    return metric_of(value) if isinstance(value := row.get(name), dict) else value
 
 
 def _card_column(metric: MetricSpec, own: Shown) -> Column:
@@ -105,8 +116,8 @@ def _card_column(metric: MetricSpec, own: Shown) -> Column:
 
 
 def _with_interval(head: str, form: str) -> Column:
-    def show(metric: Mapping[str, Any]) -> str:
-        value, ends = f"{metric['value']:{form}}", metric["ci95"]
+    def show(metric: Metric) -> str:
+        value, ends = f"{metric.value:{form}}", metric.ci95
         return value if ends is None else f"{value} [{ends[0]:{form}}, {ends[1]:{form}}]"
 
     return Column(head, None, show)
@@ -114,17 +125,17 @@ def _with_interval(head: str, form: str) -> Column:
 
 def _protocol(value: Mapping[str, Any]) -> str:
     """Protocol, text and base in a line, with the digits by which they are known."""
-    protocol, corpus, plan = value["protocol"], value["corpus"], value["plan"]
-    text = literal(printable(corpus["name"]))
+    protocol, corpus = decode(value["protocol"], Protocol), decode(value["corpus"], Corpus)
+    plan = value["plan"]
+    text = literal(printable(corpus.name))
     said = (
-        f"Protocol {literal(printable(protocol['name']))}: {_windows(protocol, corpus)}; "
+        f"Protocol {literal(printable(protocol.name))}: {_windows(protocol, corpus)}; "
         f"{counted(plan['scored'], 'token')} in "
         f"{counted(plan['windows'], 'window')} of {text} "
-        f"(text {_short(corpus['text']['sha256'])}, plan {_short(plan['sha256'])})."
+        f"(text {_short(corpus.text.sha256)}, plan {_short(plan['sha256'])})."
     )
-    if reference := value["reference"]:
-        checkpoint = reference.get("checkpoint") or {}
-        base = short_name(str(checkpoint.get("source") or reference["source"]))
+    if value["reference"]:
+        base = _base(decode(value["reference"], Reference))
         said += (
             f" KLD: mean KL(base‖model) of the next token over the whole vocabulary, in nats, "
             f"against {literal(printable(base))}."
@@ -132,41 +143,41 @@ def _protocol(value: Mapping[str, Any]) -> str:
     if any(run["ppl"]["ci95"] is not None for run in value["runs"]):
         said += (
             " In brackets: 95 % intervals, by a paired bootstrap, the same for all models, over "
-            f"{blocks_words(value['intervals'], protocol)}."
+            f"{blocks_words(decode(value['intervals'], Intervals), protocol)}."
         )
     return said
 
 
-def _windows(protocol: Mapping[str, Any], corpus: Mapping[str, Any]) -> str:
-    if (chats := corpus.get("conversations")) is not None:
-        return chat_sentence(protocol, chats)
-    if protocol.get("text") == "pages":
-        return f"whole pages, {protocol['context_length']} tokens read at a time"
+def _windows(protocol: Protocol, corpus: Corpus) -> str:
+    if corpus.conversations:
+        return chat_sentence(protocol, corpus.conversations)
+    if protocol.text == "pages":
+        return f"whole pages, {protocol.context_length} tokens read at a time"
     return (
-        f"windows of {protocol['context_length']} tokens every {protocol['stride']}, "
-        f"{literal(printable(protocol['scored']))} targets"
+        f"windows of {protocol.context_length} tokens every {protocol.stride}, "
+        f"{literal(printable(protocol.scored))} targets"
     )
 
 
-def _computed(records: Sequence[Mapping[str, Any]]) -> str:
+def _computed(records: Sequence[Done]) -> str:
     """Names the engines, dtypes, arithmetics and devices that computed the runs."""
-    engines = [record["engine"] for record in records]
+    engines = [record.engine for record in records]
     names = [
-        f"vLLM {e['vllm']}" if e.get("engine") == "vllm" else "scoremode's torch engine"
+        f"vLLM {e.vllm}" if isinstance(e, VllmEngine) else "scoremode's torch engine"
         for e in engines
     ]
     return (
-        f"Computed by {_either(names)} in {_either(e['dtype'] for e in engines)}, arithmetic "
-        f"{_either(e['arithmetic'] for e in engines)}, on "
-        f"{_either(e['device']['name'] for e in engines)}."
+        f"Computed by {_either(names)} in {_either(e.dtype for e in engines)}, arithmetic "
+        f"{_either(e.arithmetic for e in engines)}, on "
+        f"{_either(e.device.name for e in engines)}."
         f"{_sharded(records)}"
     )
 
 
-def _sharded(records: Sequence[Mapping[str, Any]]) -> str:
+def _sharded(records: Sequence[Done]) -> str:
     """A sentence on merged runs: how many shards they were scored in; their command measures all at
     once."""
-    cut = [len(record["merged"]["shards"]) for record in records if "merged" in record]
+    cut = [len(record.merged.shards) for record in records if record.merged]
     if not cut:
         return ""
     which = "Scored" if len(cut) == len(records) else f"{counted(len(cut), 'run')} of them scored"
@@ -195,8 +206,8 @@ def _item(model: str, said: str) -> str:
 
 
 def _footer(groups: Sequence[Group]) -> str:
-    versions = sorted({str(r["versions"]["scoremode"]) for g in groups for r in g.records})
-    records = [_short(r["sha256"]) for g in groups for r in g.records if "sha256" in r]
+    versions = sorted({r.versions["scoremode"] for g in groups for r in g.records if r.versions})
+    records = [_short(r.sha256) for g in groups for r in g.records if r.sha256]
     told = f"; records {', '.join(records)}" if records else ""
     return f"<sub>Measured with scoremode {', '.join(map(literal, versions))}{told}.</sub>"
 
@@ -222,13 +233,12 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
 
     found = []
     for row, record in _runs(groups):
-        data, url = _dataset(record["corpus"]), source_of.get(row["folder"])
+        data, url = _dataset(record.corpus), source_of.get(row["folder"])
         for spec in METRICS:
             if spec.hub is None:
                 continue
             kind, title = spec.hub
-            metric = row[spec.key]
-            if metric is None:
+            if (metric := metric_of(row[spec.key])) is None:
                 continue
             label = f"{title}, {escaped(row['model'])}"
             found.append(
@@ -242,7 +252,7 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
                     dataset_revision=data.revision,
                     metric_type=kind,
                     metric_name=label,
-                    metric_value=metric["value"],
+                    metric_value=metric.value,
                     metric_args=_arguments(record, metric, against=spec.base),
                     verified=False,
                     source_name=None if url is None else _version(record),
@@ -274,12 +284,12 @@ def entry_files(groups: Sequence[Group], source_of: Mapping[str, str]) -> dict[s
     """Path in the repository → YAML, a file a run whose text is a data set on the hub."""
     files = {}
     for row, record in _runs(groups):
-        data = _dataset(record["corpus"])
+        data = _dataset(record.corpus)
         if data.id is None:
             continue
         entries = _entries(row, record, data, source_of.get(row["folder"]))
         safe = re.sub(r"[^A-Za-z0-9._-]+", "-", row["model"]).strip("-.") or "model"
-        plan = str(record["plan"]["sha256"])[:8]
+        plan = record.plan.sha256[:8]
         files[f".eval_results/{TOOL}-{safe}-{plan}.yaml"] = entries_file(entries)
     return files
 
@@ -298,7 +308,7 @@ def entries_file(entries: "list[EvalResultEntry]") -> str:
 
 def _entries(
     row: Mapping[str, Any],
-    record: Mapping[str, Any],
+    record: Done,
     data: _Dataset,
     url: str | None,
 ) -> "list[EvalResultEntry]":
@@ -307,22 +317,22 @@ def _entries(
     assert data.id is not None
     found = []
     for name in ("ppl", "kld"):
-        if (metric := row[name]) is None:
+        if (metric := metric_of(row[name])) is None:
             continue
-        ends = metric["ci95"]
+        ends = metric.ci95
         kind, title = METRIC[name].hub or ("", "")
         notes = [f"{title} of {escaped(row['model'])}"]
         notes += [] if ends is None else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
-        notes += [f"protocol {escaped(protocol_words(record['protocol']))}", f"n = {metric['n']}"]
-        if name == "kld":
-            notes.append(f"base {escaped(_base(record))}")
+        notes += [f"protocol {escaped(protocol_words(record.protocol))}", f"n = {metric.n}"]
+        if name == "kld" and record.reference:
+            notes.append(f"base {escaped(_base(record.reference))}")
         found.append(
             EvalResultEntry(
                 dataset_id=data.id,
                 task_id=kind,
-                value=metric["value"],
+                value=metric.value,
                 dataset_revision=data.revision,
-                date=record.get("finished"),
+                date=record.finished or None,
                 source_url=url,
                 source_name=None if url is None else _version(record),
                 notes="; ".join(notes),
@@ -331,46 +341,43 @@ def _entries(
     return found
 
 
-def _runs(groups: Sequence[Group]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _runs(groups: Sequence[Group]) -> list[tuple[Mapping[str, Any], Done]]:
     """Each published run's line of the ranking, and its record."""
     return [pair for group in groups for pair in group.published]
 
 
-def _dataset(corpus: Mapping[str, Any]) -> _Dataset:
-    source, name = str(corpus.get("source") or ""), str(corpus["name"])
+def _dataset(corpus: Corpus) -> _Dataset:
+    source, name = corpus.source or "", corpus.name
     parts = name.split(" ")
     config, split = (parts[1] if len(parts) > 2 else None), (parts[-1] if parts[1:] else None)
     if source.startswith("hub:"):
         repo, _, commit = source.removeprefix("hub:").partition("@")
         return _Dataset(repo, name, config, split, commit or None)
-    if name == _WIKITEXT and corpus.get("rows") is not None:
+    if name == _WIKITEXT and corpus.rows is not None:
         return _Dataset("Salesforce/wikitext", name, config, split)
     return _Dataset(None, escaped(name))
 
 
-def _arguments(
-    record: Mapping[str, Any], metric: Mapping[str, Any], *, against: bool
-) -> dict[str, Any]:
+def _arguments(record: Done, metric: Metric, *, against: bool) -> dict[str, Any]:
     """The arguments that a metric depends on: tool, protocol, text, plan, and base."""
     arguments = {
         "tool": _version(record),
-        "protocol": escaped(protocol_words(record["protocol"])),
-        "text_sha256": record["corpus"]["text"]["sha256"],
-        "plan_sha256": record["plan"]["sha256"],
-        "n": metric["n"],
+        "protocol": escaped(protocol_words(record.protocol)),
+        "text_sha256": record.corpus.text.sha256,
+        "plan_sha256": record.plan.sha256,
+        "n": metric.n,
     }
-    if metric["ci95"] is not None:
-        arguments["ci95"] = list(metric["ci95"])
-    if against and record.get("reference"):
-        arguments["base"] = escaped(_base(record))
+    if metric.ci95 is not None:
+        arguments["ci95"] = list(metric.ci95)
+    if against and record.reference:
+        arguments["base"] = escaped(_base(record.reference))
     return arguments
 
 
-def _base(record: Mapping[str, Any]) -> str:
-    reference = record["reference"]
-    checkpoint = reference.get("checkpoint") or {}
-    return short_name(str(checkpoint.get("source") or reference["source"]))
+def _base(reference: Reference) -> str:
+    return short_name((reference.checkpoint or reference).source)
 
 
-def _version(record: Mapping[str, Any]) -> str:
-    return f"{TOOL} {escaped(str(record['versions']['scoremode']))}"
+def _version(record: Done) -> str:
+    assert record.versions
+    return f"{TOOL} {escaped(record.versions['scoremode'])}"

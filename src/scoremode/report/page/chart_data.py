@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunFolderError
+from scoremode.report.document import metric_of
+from scoremode.report.groups import groups_of
 from scoremode.report.page.definition import Attribution, Axis, Bin, Chart, Measured, Series, Tail
 from scoremode.report.page.summary import (
     BINNED,
@@ -15,13 +17,14 @@ from scoremode.report.page.summary import (
     Compared,
     TailPoints,
     drawn,
-    measured_at,
+    measured,
     rounded,
 )
 from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
-from scoremode.results.record.section import Count, Metric, Section, misfit
+from scoremode.results.record.definition import Record
+from scoremode.results.record.section import Count, Metric, Section, decode, misfit
 from scoremode.results.statistics.means import FLOOR
 
 _WORDS = {
@@ -78,9 +81,7 @@ def tails(compared: Mapping[str, Compared]) -> list[Tail]:
     return [_tail(run, of.tail) for run, of in compared.items()]
 
 
-def charts(
-    compared: Mapping[str, Compared], records: Mapping[str, Mapping[str, Any]]
-) -> list[Chart]:
+def charts(compared: Mapping[str, Compared], records: Mapping[str, Record]) -> list[Chart]:
     """All other charts of the runs against one base; `records`: theirs, by id."""
     if not compared:
         return []
@@ -89,7 +90,7 @@ def charts(
         found.append(_by_bins(name, {run: of.binned[name] for run, of in compared.items()}))
     others = [metric.key for metric, _ in shown("page groups") if metric.key != "kld"]
     for name in ("label", "turn", "confidence", "position", "token_class"):
-        groups = {run: records[run]["breakdown"].get(name) or [] for run in compared}
+        groups = {run: groups_of(records[run]).get(name) or [] for run in compared}
         if not any(groups.values()):
             continue
         if name == "turn":
@@ -146,7 +147,7 @@ def _histogram(of: Mapping[str, Binned]) -> Chart:
             _series(
                 run,
                 [((b["lower"] or 0.0) + (b["upper"] or 0.0)) / 2 for b in bins],
-                [_json(binned.metrics[i]) for i in shown],
+                [binned.metrics[i] for i in shown],
                 [binned.n[i] for i in shown],
             )
             for run, binned in of.items()
@@ -174,10 +175,7 @@ def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
         "x": _axis(kind.label, "", "category" if kind.unequal else "linear"),
         "y": _AXES["kld"],
         "bins": bins,
-        "series": [
-            _series(run, x, [_json(metric) for metric in binned.metrics], binned.n)
-            for run, binned in of.items()
-        ],
+        "series": [_series(run, x, binned.metrics, binned.n) for run, binned in of.items()],
     }
 
 
@@ -215,7 +213,7 @@ def _by_groups(name: str, metric: str, of: Mapping[str, Sequence[Mapping[str, An
             _series(
                 run,
                 x,
-                [g and g.get(metric) for g in found],
+                [metric_of(g and g.get(metric)) for g in found],
                 [g[metric]["n"] if g and metric in g else 0 for g in found],
             )
         )
@@ -236,22 +234,18 @@ def _by_groups(name: str, metric: str, of: Mapping[str, Sequence[Mapping[str, An
 
 
 def _series(
-    run: str, x: Sequence[float], metrics: Sequence[Mapping[str, Any] | None], n: Sequence[int]
+    run: str, x: Sequence[float], metrics: Sequence[Metric | None], n: Sequence[int]
 ) -> Series:
-    """`metrics` as JSON, None where a bin is empty."""
-    ends: list[Any] = [(m["ci95"] if m else None) or (None, None) for m in metrics]
+    """`metrics`: None where a bin is empty."""
+    ends: list[Any] = [(m.ci95 if m else None) or (None, None) for m in metrics]
     return {
         "run": run,
         "x": [rounded(value) for value in x],
-        "y": [None if m is None else drawn(m["value"]) for m in metrics],
+        "y": [None if m is None else drawn(m.value) for m in metrics],
         "lower": [drawn(low) for low, _ in ends],
         "upper": [drawn(high) for _, high in ends],
         "n": list(n),
     }
-
-
-def _json(metric: Metric | None) -> dict[str, Any] | None:
-    return None if metric is None else metric.to_json()
 
 
 def _between(low: float, high: float, *, whole: bool) -> str:
@@ -292,9 +286,7 @@ def _map(run: str, value: Mapping[str, Any]) -> Attribution:
         else:
             row, head = f"layer {unit['layer']}", unit["name"].rpartition(".")[2]
         heads[head] = None
-        rows.setdefault(row, {})[head] = measured_at(unit, "alone")
-    whole = measured_at(value, "kld")
-    assert whole is not None
+        rows.setdefault(row, {})[head] = measured(decode(unit["alone"], Metric))
     return {
         "run": run,
         "by": value["by"],
@@ -303,7 +295,7 @@ def _map(run: str, value: Mapping[str, Any]) -> Attribution:
             {"name": name, "cells": [cells.get(head) for head in heads]}
             for name, cells in rows.items()
         ],
-        "whole": whole,
+        "whole": measured(decode(value["kld"], Metric)),
         "sum_share": value["additivity"]["alone"]["share"],
         "unfit": value["unfit"],
     }

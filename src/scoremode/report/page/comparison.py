@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from scoremode.report.page.definition import (
@@ -26,6 +27,9 @@ from scoremode.report.page.definition import (
     WorstTarget,
 )
 from scoremode.report.page.summary import Compared, Place, Summary, Units, rounded
+from scoremode.results.record.definition import Record
+from scoremode.results.record.outcome import WorstTarget as Worst
+from scoremode.results.record.section import Metric
 from scoremode.results.statistics.blocks import BlockLength, Places
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, WHOLE, too_few
 from scoremode.results.statistics.means import estimates
@@ -105,9 +109,8 @@ class Cut:
         summed = np.bincount(self._block, weights=of_units).astype(np.float64)
         return summed[self._filled]
 
-    def metrics(self, units: Units) -> dict[str, Any]:
-        """The intervals of a run's `means` by these blocks: `ci95` and `note` of each, as a record
-        has them."""
+    def metrics(self, units: Units) -> dict[str, Metric]:
+        """The metrics of a run's `means`, with intervals from these blocks."""
         filled = self._block[units.weights > 0]
         means = {
             name: replace(
@@ -117,8 +120,7 @@ class Cut:
             )
             for name, mean in units.means.items()
         }
-        found = estimates(means, self.chosen.tokens)
-        return {name: {"ci95": m.ci95, "note": m.note} for name, m in found.items()}
+        return estimates(means, self.chosen.tokens)
 
 
 def cut(ordered: Sequence[Summary]) -> Cut:
@@ -286,26 +288,26 @@ def _axis(label: str, unit: str, scale: Literal["linear", "log"] = "linear") -> 
     return {"label": label, "unit": unit, "scale": scale, "least": None, "most": None}
 
 
-def worst_places(records: Sequence[Mapping[str, Any]]) -> list[Place]:
+def worst_places(records: Sequence[Record]) -> list[Place]:
     """Windows and positions of the worst targets of the records, a few of each.
 
     A place of the text that several runs get wrong is taken once, as that of the largest KLD.
     """
-    with_any = [record for record in records if record.get("worst")]
-    count = max(_LEAST, _MOST // max(1, len(with_any)))
-    by_index: dict[int, Mapping[str, Any]] = {}
-    for record in with_any:
-        for target in record["worst"][:count]:
-            known = by_index.get(target["index"])
-            if known is None or target["kld"] > known["kld"]:
-                by_index[target["index"]] = target
-    return sorted((target["window"], target["position"]) for target in by_index.values())
+    lists = [record.worst for record in records if record.worst]
+    count = max(_LEAST, _MOST // max(1, len(lists)))
+    by_index: dict[int, Worst] = {}
+    for worst in lists:
+        for target in worst[:count]:
+            known = by_index.get(target.index)
+            if known is None or target.kld > known.kld:
+                by_index[target.index] = target
+    return sorted((target.window, target.position) for target in by_index.values())
 
 
 def side_by_side(
     places: Sequence[Place],
     compared: Mapping[str, Compared],
-    records: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Record],
     texts: Mapping[int, str],
 ) -> list[WorstTarget]:
     """The predictions of the base and of the runs (by id) at `places`, the largest KLD of any run
@@ -313,13 +315,21 @@ def side_by_side(
 
     - `texts`: of token ids, for those that no record has a text of.
     """
-    known = dict(texts) | _texts(records)
-    contexts = _contexts(records)
+    worst = {run: record.worst or [] for run, record in records.items()}
+    told = [target for of_run in worst.values() for target in of_run]
+    contexts = {(t.window, t.position): t.context for t in told if t.context is not UNSET}
+    own: dict[int, str] = {}
+    for target in told:
+        for name in ("target", "base_top1", "top1"):
+            if (text := getattr(target, f"{name}_text")) is not UNSET:
+                own.setdefault(getattr(target, name), text)
     found = []
     for place in places:
         at = {run: of.at[place] for run, of in compared.items() if place in of.at}
         if at:
-            found.append(_target(place, at, _worst_of(at, records), contexts.get(place), known))
+            index = next(iter(at.values()))["index"]
+            worst_of = [run for run in at if any(t.index == index for t in worst[run])]
+            found.append(_target(place, at, worst_of, contexts.get(place), {**texts, **own}))
     return sorted(found, key=lambda target: (-max(target["kld"]), target["index"]))
 
 
@@ -350,30 +360,4 @@ def _target(
         "top1": [word(of["top1"]) for of in at.values()],
         "top1_p": [rounded(of["top1_p"]) for of in at.values()],
         "kld": [rounded(of["kld"]) for of in at.values()],
-    }
-
-
-def _worst_of(at: Mapping[str, Mapping[str, Any]], records: Mapping[str, Any]) -> list[str]:
-    """Runs whose record has that place of the text among its worst."""
-    index = next(iter(at.values()))["index"]
-    return [run for run in at if any(t["index"] == index for t in records[run].get("worst") or [])]
-
-
-def _texts(records: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
-    """Token id → text, of all that the records tell of their worst targets."""
-    found: dict[int, str] = {}
-    for record in records.values():
-        for target in record.get("worst") or []:
-            for name in ("target", "base_top1", "top1"):
-                if (text := target.get(f"{name}_text")) is not None:
-                    found.setdefault(target[name], text)
-    return found
-
-
-def _contexts(records: Mapping[str, Mapping[str, Any]]) -> dict[Place, str]:
-    return {
-        (target["window"], target["position"]): target["context"]
-        for record in records.values()
-        for target in record.get("worst") or []
-        if target.get("context") is not None
     }

@@ -4,7 +4,8 @@ them."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import UNSET, structs
 
 from scoremode import __version__
 from scoremode.errors import UsageError
@@ -33,13 +34,13 @@ from scoremode.report.page.summary import (
     Place,
     Summary,
     measured,
-    measured_at,
     summarized,
 )
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders, gib_of, is_base
 from scoremode.results.record.checks import checked_record, unlike_dtypes
-from scoremode.results.record.section import value_at
+from scoremode.results.record.definition import Done, Record
+from scoremode.results.record.section import Metric, value_at
 from scoremode.results.statistics.blocks import CONVERSATIONS
 from scoremode.results.statistics.bootstrap import covered
 
@@ -82,7 +83,7 @@ def report_data(
         raise UsageError("a report of no runs")
     check_folders(folders)
     # What belongs together is known before a score is read; `summarized` believes none of it.
-    records = [checked_record(folder, sealed=False).document for folder in folders]
+    records = [checked_record(folder, sealed=False) for folder in folders]
     groups, read = grouped(records), 0
     sections: list[list[Summary]] = []
     places: list[list[Place]] = []
@@ -111,13 +112,15 @@ def report_data(
     }
 
 
-def _reference(summaries: Sequence[Summary]) -> Mapping[str, Any] | None:
+def _reference(summaries: Sequence[Summary]) -> Done | None:
     """The record of a run against the section's base, None where there is none."""
-    return next((s.run.record.document for s in summaries if s.compared is not None), None)
+    return next((s.run.record for s in summaries if s.compared is not None), None)
 
 
-def _is_base(summary: Summary, compared: Mapping[str, Any] | None) -> bool:
-    return compared is not None and is_base(summary.run.record.document, compared["reference"])
+def _is_base(summary: Summary, compared: Done | None) -> bool:
+    return compared is not None and is_base(
+        summary.run.record.document, compared.document["reference"]
+    )
 
 
 def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
@@ -125,9 +128,8 @@ def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
     compared = _reference(summaries)
 
     def key(summary: Summary) -> tuple[bool, bool, float]:
-        metrics = summary.run.record.document["metrics"]
         kld = summary.compared is not None
-        value = metrics["kld" if kld else "ppl"]["value"]
+        value = summary.run.record.metrics["kld" if kld else "ppl"].value
         return not _is_base(summary, compared), not kld, value
 
     return sorted(summaries, key=key)
@@ -138,7 +140,7 @@ def _names(sections: Sequence[Sequence[Summary]]) -> dict[str, str]:
     sources: dict[str, None] = {}
     for summaries in sections:
         for summary in summaries:
-            sources.setdefault(summary.run.record.document["checkpoint"]["source"])
+            sources.setdefault(summary.run.record.checkpoint.source)
         if (compared := _reference(summaries)) is not None:
             sources.setdefault(source_of(compared))
     return dict(zip(sources, short_names(list(sources)), strict=True))
@@ -150,7 +152,7 @@ def _section(
     compared = _reference(summaries)
     models = list(names)
     by_id = {f"s{number}r{i}": summary for i, summary in enumerate(summaries)}
-    records = {id_: summary.run.record.document for id_, summary in by_id.items()}
+    records = {id_: summary.run.record for id_, summary in by_id.items()}
     bases = [id_ for id_, summary in by_id.items() if _is_base(summary, compared)]
     labels = _labels(summaries, names)
     blocks = cut(summaries)
@@ -173,15 +175,15 @@ def _section(
     texts = {token: text for s in summaries for token, text in s.texts.items()}
     folders = {id_: Path(summary.run.folder) for id_, summary in by_id.items()}
     # All records of a section have these alike.
-    one = summaries[0].run.record.document
+    one = summaries[0].run.record
     return {
         "id": f"s{number}",
         "title": _section_title(one, base),
-        "text": one["corpus"],
-        "text_words": text_words(one["corpus"]),
-        "protocol": one["protocol"],
-        "protocol_words": protocol_words(one["protocol"]),
-        "plan": one["plan"],
+        "text": one.document["corpus"],
+        "text_words": text_words(one.corpus),
+        "protocol": one.document["protocol"],
+        "protocol_words": protocol_words(one.protocol),
+        "plan": one.document["plan"],
         "base": base,
         "ranked_by": "ppl" if compared is None else "kld",
         "blocks": len(blocks.weights),
@@ -193,7 +195,7 @@ def _section(
         "charts": [*charts(against, records), *recipe_curves(folders)],
         "matrices": tests,
         "worst": side_by_side(places, against, records, texts),
-        "tasks": {id_: record["tasks"] for id_, record in records.items() if "tasks" in record},
+        "tasks": {id_: record.document["tasks"] for id_, record in records.items() if record.tasks},
         "attributions": attributions(folders),
         "differing": differing([s.run for s in summaries], labels),
         "notes": _notes(summaries, runs),
@@ -212,8 +214,8 @@ def _labels(summaries: Sequence[Summary], names: Mapping[str, str]) -> list[str]
     ]
 
 
-def _section_title(record: Mapping[str, Any], base: Base | None) -> str:
-    words = f"{record['corpus']['name']}, {record['protocol']['name']}"
+def _section_title(record: Done, base: Base | None) -> str:
+    words = f"{record.corpus.name}, {record.protocol.name}"
     return f"{words}, against {base['name']}" if base else words
 
 
@@ -250,7 +252,7 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
     return notes + [f"no interval: {note}" for note in sorted(without)]
 
 
-def grouped(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def grouped(records: Sequence[Record]) -> list[list[int]]:
     """Groups of `records` that may be compared, as places in it, in the order of their first.
 
     Runs without a base join those of their plan that have one, if these have one and the same.
@@ -265,13 +267,13 @@ def grouped(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return sorted(groups.values())
 
 
-def _plan(record: Mapping[str, Any]) -> str:
-    width = value_at(record, "engine.vocabulary")
-    return f"{record['plan']['sha256']} {width} {record['corpus']['text']['sha256']}"
+def _plan(record: Record) -> str:
+    width = record.engine.vocabulary if record.engine else None
+    return f"{record.plan.sha256} {width} {record.corpus.text.sha256}"
 
 
-def _base(record: Mapping[str, Any]) -> str | None:
-    return None if "reference" not in record else str(value_at(record, "reference.sha256"))
+def _base(record: Record) -> str | None:
+    return str(record.reference.sha256 or None) if record.reference else None
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
@@ -318,91 +320,88 @@ def _without_beginning(names: list[str], before: list[str]) -> list[str]:
 
 
 def run_of(
-    summary: Summary, id_: str, model: int, name: str, ends: Mapping[str, Any], *, of_base: bool
+    summary: Summary, id_: str, model: int, name: str, ends: Mapping[str, Metric], *, of_base: bool
 ) -> Run:
     """A run by its summary; `ends`: how sure its metrics are by its section's blocks; `of_base`: it is
     one of the base's own files."""
-    record, compared = summary.run.record.document, summary.compared
-    checkpoint, metrics = record["checkpoint"], _by(ends, record)
+    record, compared = summary.run.record, summary.compared
+    checkpoint, metrics = record.checkpoint, _by(ends, record)
     own = {} if compared is None else compared.metrics
     made = {name: measured(own[name]) for name in (*PERCENTILES.values(), "lost", "gained") if own}
-    size = checkpoint.get("bytes")
-    top1, noise = measured_at(metrics, "top1"), record.get("noise_floor")
+    size, both = checkpoint.bytes or None, checkpoint.bits_per_weight
+    top1 = metrics.get("top1")
     return {
         "id": id_,
         "model": model,
         "name": name,
-        "source": checkpoint["source"],
+        "source": checkpoint.source,
         "folder": str(summary.run.folder),
         "is_base": of_base,
-        "format": ", ".join(checkpoint["formats"]),
+        "format": ", ".join(checkpoint.formats),
         "bytes": size,
-        "gib": gib_of(checkpoint),
+        "gib": gib_of(record.document["checkpoint"]),
         "mib": None if size is None else size / 2**20,
-        "bits_body": value_at(checkpoint, "bits_per_weight.body"),
-        "bits_file": value_at(checkpoint, "bits_per_weight.file"),
-        "parameters": checkpoint.get("parameters"),
-        "ppl": _there(metrics, "ppl"),
-        "nll": _there(metrics, "nll"),
-        "bits_per_byte": measured_at(metrics, "bits_per_byte"),
-        "ppl_ratio": measured_at(metrics, "ppl_ratio"),
-        "kld": measured_at(metrics, "kld"),
+        "bits_body": both.body,
+        "bits_file": both.file,
+        "parameters": checkpoint.parameters,
+        "ppl": metrics["ppl"],
+        "nll": metrics["nll"],
+        "bits_per_byte": metrics.get("bits_per_byte"),
+        "ppl_ratio": metrics.get("ppl_ratio"),
+        "kld": metrics.get("kld"),
         "kld_median": made.get("kld_median"),
         "kld_p90": made.get("kld_p90"),
         "kld_p99": made.get("kld_p99"),
         "kld_p999": made.get("kld_p999"),
-        "kld_max": value_at(record, "distribution.kld.maximum"),
+        "kld_max": record.distribution["kld"]["maximum"] if record.distribution else None,
         "top1": top1,
         "flips": _less_than_one(top1),
-        "confident_flips": measured_at(metrics, "confident_flips"),
+        "confident_flips": metrics.get("confident_flips"),
         "lost": made.get("lost"),
         "gained": made.get("gained"),
-        "noise": measured_at(noise, "kld") if noise else None,
+        "noise": measured(record.noise_floor.kld) if record.noise_floor else None,
         "provenance": provenance(record),
     }
 
 
-def base_of(
-    record: Mapping[str, Any], name: str, run: str | None, ends: Mapping[str, Any]
-) -> Base | None:
+def base_of(record: Done, name: str, run: str | None, ends: Mapping[str, Metric]) -> Base | None:
     """The base that a run was held against, None for one without; `run`: id of a run of its files,
     `ends`: as for `run_of`."""
-    if (reference := record.get("reference")) is None:
+    if not (reference := record.reference):
         return None
     # A file of logits has no checkpoint.
-    checkpoint, metrics = reference.get("checkpoint") or {}, _by(ends, record)
-    size = checkpoint.get("bytes")
+    checkpoint, metrics = reference.checkpoint, _by(ends, record)
+    size = checkpoint.bytes or None if checkpoint else None
+    both = checkpoint.bits_per_weight if checkpoint else UNSET
     return {
         "name": name,
         "source": source_of(record),
-        "kind": str(reference.get("kind", "")),
-        "sha256": str(reference.get("sha256", "")),
+        "kind": reference.kind or "",
+        "sha256": reference.sha256 or "",
         "run": run,
         "bytes": size,
-        "gib": gib_of(checkpoint),
+        "gib": gib_of(record.document["reference"].get("checkpoint") or {}),
         "mib": None if size is None else size / 2**20,
-        "bits_body": value_at(checkpoint, "bits_per_weight.body"),
-        "bits_file": value_at(checkpoint, "bits_per_weight.file"),
-        "dtype": value_at(reference, "engine.dtype"),
-        "ppl": _there(metrics, "ppl_base"),
-        "nll": _there(metrics, "nll_base"),
+        "bits_body": both.body if both else None,
+        "bits_file": both.file if both else None,
+        "dtype": (reference.engine or {}).get("dtype"),
+        "ppl": metrics["ppl_base"],
+        "nll": metrics["nll_base"],
     }
 
 
-def source_of(record: Mapping[str, Any]) -> str:
+def source_of(record: Done) -> str:
     """The source of a run's base: its checkpoint where it has one."""
-    reference = record["reference"]
-    return str((reference.get("checkpoint") or {}).get("source") or reference["source"])
+    assert record.reference
+    return (record.reference.checkpoint or record.reference).source
 
 
-def _by(ends: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def _by(ends: Mapping[str, Metric], record: Done) -> dict[str, Measured]:
     """The record's metrics, with a section's intervals where it has them."""
-    return {name: metric | ends.get(name, {}) for name, metric in record["metrics"].items()}
-
-
-def _there(metrics: Mapping[str, Any], name: str) -> Measured:
-    found = measured_at(metrics, name)
-    assert found is not None, name
+    found = {}
+    for name, metric in record.metrics.items():
+        own = ends.get(name, metric)
+        found[name] = measured(structs.replace(metric, ci95=own.ci95, note=own.note))
     return found
 
 
@@ -418,19 +417,19 @@ def _less_than_one(share: Measured | None) -> Measured | None:
     }
 
 
-def provenance(record: Mapping[str, Any]) -> Provenance:
+def provenance(record: Done) -> Provenance:
     """The part of a finished run's record that tells how its numbers came about."""
-    files = sorted((record["checkpoint"].get("files") or {}).items())
-    hashes = {name: value_at(record, path) for name, path in _HASHES.items()}
+    files = sorted((record.checkpoint.files or {}).items())
+    hashes = {name: value_at(record.document, path) for name, path in _HASHES.items()}
     facts = [*measured_rows(record), *ran_rows(record)]
     return {
-        "command": record.get("command"),
-        "created": record.get("created"),
-        "finished": record.get("finished"),
-        "versions": dict(record.get("versions") or {}),
+        "command": record.command or None,
+        "created": record.created or None,
+        "finished": record.finished or None,
+        "versions": dict(record.versions or {}),
         "hashes": {name: value for name, value in hashes.items() if value is not None},
         "files": dict(files[:_FILES]),
         "more_files": len(files[_FILES:]),
-        "seconds": dict(record["seconds"]),
+        "seconds": dict(record.seconds),
         "facts": [{"label": label, "value": value} for label, value in facts],
     }

@@ -171,16 +171,6 @@ def measured(metric: Metric) -> Measured:
     }
 
 
-def measured_at(metrics: Mapping[str, Any], name: str) -> Measured | None:
-    """The record's metric of that name, None where it has none."""
-    if (found := metrics.get(name)) is None:
-        return None
-    ends = found["ci95"]
-    return measured(
-        Metric(found["value"], tuple(ends) if ends else None, found["n"], found["note"])
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Units:
     """Sums over stretches of the text, each as long as a window, or over conversations, of which blocks
@@ -297,7 +287,8 @@ def _units(run: FinishedRun) -> Units:
 def _metrics(
     run: FinishedRun, scores: Scores, against: Comparison, blocks: Blocks
 ) -> dict[str, Metric]:
-    kept = (run.record.distribution or {})["kld"]
+    assert run.record.distribution
+    kept = run.record.distribution["kld"]
     values = {percent: kept[f"{percent:g}"] for percent in PERCENTILES}
     found = percentile_intervals(against.kld, values, blocks)
     own, theirs = scores.top1 == scores.target, against.base_top1 == scores.target

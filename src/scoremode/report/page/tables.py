@@ -25,6 +25,8 @@ from scoremode.report.page.style import (
 )
 from scoremode.report.run import tasks_of_runs
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
+from scoremode.results.record.section import decode
+from scoremode.results.record.text import Tasks
 
 # From how many times a run's mean on a cell has the next deeper colour.
 _HEATS = (0.5, 0.8, 1.25, 2.0, 4.0)
@@ -190,7 +192,7 @@ def tasks_table(section: Section, name: str) -> Table:
     """Each metric of each task, a row a run."""
     runs = [(run["name"], run["id"]) for run in section["runs"]]
     made = tasks_of_runs(
-        [(of, section["tasks"][id_]) for of, id_ in runs if id_ in section["tasks"]]
+        [(of, decode(section["tasks"][id_], Tasks)) for of, id_ in runs if id_ in section["tasks"]]
     )
     assert made is not None
     body = []

@@ -197,6 +197,7 @@ class Reference(Section, frozen=True, kw_only=True):
     kind: str | UnsetType = UNSET
     source: str
     path: str | UnsetType = UNSET
+    checksum: str | UnsetType = UNSET
     sha256: str | UnsetType = UNSET
     fingerprint: str | UnsetType = UNSET
     states_sha256: str | UnsetType = UNSET
