@@ -6,6 +6,19 @@ import numpy as np
 import torch
 
 
+def states(dtype: torch.dtype = torch.float32, size: int = 64) -> torch.Tensor:
+    """[2, 3, 37, D] with large channels, a head of zeros, tied extremes and tiny values."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 37, size, generator=generator)
+    x[..., 5] *= 30
+    x[0, 1] *= 1e-6
+    x[1, 2, 3] = 0
+    x[1, 0, 7, :4] = torch.tensor([4.0, -4.0, 4.0, -4.0])
+    x[1, 0, 7, 4:] = 1
+    x[1, 0, 8] = 2.5
+    return x.to(dtype)
+
+
 def float8(x: np.ndarray, kind: torch.dtype = torch.float8_e4m3fn) -> np.ndarray:
     """Rounded by torch's own conversion, which this package does without."""
     top = torch.finfo(kind).max

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.sampling import Asked, Reply, Sampling, reply_of
@@ -45,7 +44,7 @@ class TorchSampling:
         described = device.to_json()
         return {
             "engine": "torch",
-            "dtype": _name(choose_dtype(self.dtype, checkpoint, device)),
+            "dtype": str(choose_dtype(self.dtype, checkpoint, device)).removeprefix("torch."),
             "batch_size": self.batch_size,
             "device": {name: described[name] for name in ("type", "name", "threads")},
         }
@@ -120,7 +119,10 @@ class _Draws:
         )
 
         self._begin = len(batch[0].ids)
-        self._numbers = np.stack([_numbers(one.seed, sampling.max_new_tokens) for one in batch])
+        count = sampling.max_new_tokens
+        draws = [np.random.Generator(np.random.Philox(one.seed)).random(count) for one in batch]
+        # float64 [B, max_new_tokens], from 0 up to 1.
+        self._numbers = np.stack(draws)
         self._warpers: list[Any] = []
         if sampling.temperature != 1:
             self._warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
@@ -146,10 +148,6 @@ def drawn(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     wanted = numbers[:, None] * sums[:, -1:]
     wanted = torch.minimum(wanted, torch.nextafter(sums[:, -1:], torch.zeros_like(wanted)))
     return torch.searchsorted(sums, wanted, right=True)[:, 0]
-
-
-def _numbers(seed: int, count: int) -> NDArray[np.float64]:
-    return np.random.Generator(np.random.Philox(seed)).random(count)
 
 
 def _loaded(
@@ -200,7 +198,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

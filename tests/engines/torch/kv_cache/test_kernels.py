@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.kv_cache_formats import states
 
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch.kv_cache.formats import rounded
@@ -22,23 +23,10 @@ NAMES = [
 STATIC = ["fp8_e4m3-tensor", "fp8_e5m2-head", "int8-head", "int8-tensor-had", "nvfp4-tensor"]
 
 
-def states(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[2, 3, 37, D] with large channels, a head of zeros, tied extremes and tiny values."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 37, size, generator=generator)
-    x[..., 5] *= 30
-    x[0, 1] *= 1e-6
-    x[1, 2, 3] = 0
-    x[1, 0, 7, :4] = torch.tensor([4.0, -4.0, 4.0, -4.0])
-    x[1, 0, 7, 4:] = 1
-    x[1, 0, 8] = 2.5
-    return x.to(dtype)
-
-
 @pytest.mark.parametrize("name", NAMES + STATIC)
 @pytest.mark.parametrize(("size", "dtype"), [(64, HALF), (192, torch.float32)])
 def test_the_same_numbers(name, size, dtype):
-    form, x = parse_kv_cache(name).k, states(size, dtype)
+    form, x = parse_kv_cache(name).k, states(dtype, size)
     scale = torch.ones(1)
     if form.is_static:
         scale = torch.tensor([0.013]) if form.scale == "tensor" else torch.tensor([0.02, 0.3, 0.05])
@@ -58,7 +46,7 @@ def test_a_gpu_gives_the_cpus_numbers(name):
     from scoremode.engines.torch.kv_cache.formats import _rounded
     from scoremode.lib import fallback
 
-    form, x = parse_kv_cache(name).k, states(128, torch.bfloat16)
+    form, x = parse_kv_cache(name).k, states(torch.bfloat16, 128)
     wanted, there = rounded(x, form), x.cuda()
     part = torch.cat([there, there], -1)[..., :128]
     for laid in (there, there.transpose(1, 2).contiguous().transpose(1, 2), part):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.kv_cache_formats import hadamard, of_numpy
+from support.kv_cache_formats import hadamard, of_numpy, states
 
 from scoremode.engines.kv_formats import KvFormat, parse_kv_cache
 from scoremode.engines.torch.kv_cache.formats import (
@@ -20,19 +20,6 @@ SIZE = 64
 
 def form(name: str) -> KvFormat:
     return parse_kv_cache(name).k
-
-
-def states(dtype: torch.dtype = torch.float32, size: int = SIZE) -> torch.Tensor:
-    """[2, 3, 40, D] with large channels, a head of zeros, tied extremes and tiny values."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 40, size, generator=generator)
-    x[..., 5] *= 30
-    x[0, 1] *= 1e-6
-    x[1, 2, 3] = 0
-    x[1, 0, 7, :4] = torch.tensor([4.0, -4.0, 4.0, -4.0])
-    x[1, 0, 7, 4:] = 1
-    x[1, 0, 8] = 2.5
-    return x.to(dtype)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +79,12 @@ def test_a_rotation_is_the_hadamard_matrix(suffix, many):
     """A head of 96 values has a rotation of 32: the largest power of two that divides it."""
     x = states(size=96)
     matrix = hadamard(many) / np.sqrt(many)
-    wanted = (x.double().numpy().reshape(2, 3, 40, -1, many) @ matrix).reshape(x.shape)
+    wanted = (x.double().numpy().reshape(2, 3, 37, -1, many) @ matrix).reshape(x.shape)
     found = rotated(x, form(f"q8_0-{suffix}"))
     assert np.abs(found.numpy() - wanted).max() < 1e-4
     assert float((rotated(found, form(f"q8_0-{suffix}")) - x).abs().max()) < 1e-4
     codes = of_numpy(found.numpy(), "q8_0").astype(np.float64)
-    back = (codes.reshape(2, 3, 40, -1, many) @ matrix).reshape(x.shape)
+    back = (codes.reshape(2, 3, 37, -1, many) @ matrix).reshape(x.shape)
     assert np.abs(rounded(x, form(f"q8_0-{suffix}")).numpy() - back).max() < 1e-4
 
 

@@ -47,7 +47,7 @@ class Found:
     """Measurements of one unit.
 
     - `kld`: KL(base‖variant) of both variants, float64 [N], for each set of windows in turn.
-    - `local`, `accumulated`: the errors of its modules or its layer (`errors.py`); the second is None
+    - `local`, `accumulated`: the errors of its modules or its layer (`LayerErrors`); the second is None
       where the model's own layers do not run, which `alone` has no need of.
     """
 

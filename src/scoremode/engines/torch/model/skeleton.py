@@ -3,8 +3,8 @@
 The library's own forward computes embeddings, masks and position tables, and applies the final norm,
 so no architecture is written here. Each decoder layer is replaced by a stand-in that records what the
 layer would have been called with; the layers run apart from the model, one after the other
-(`passes/ways.py`), where `stand_ins` and `separation` find nothing against it. Where they do, the
-stand-ins run their layers.
+(`passes/execution.py`), where `layer_recorder` and `prove_separable` find nothing against it. Where
+they do, the stand-ins run their layers.
 """
 
 import re

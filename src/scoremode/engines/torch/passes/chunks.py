@@ -74,10 +74,14 @@ class Chunks:
     def _chunked(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
-            x = _only_states(args, kwargs)
-            if self.tokens is None or self._is_looking or x is None:
+            x = args[0] if len(args) == 1 and not kwargs else None
+            if self.tokens is None or self._is_looking or not isinstance(x, torch.Tensor):
                 return forward(*args, **kwargs)
-            axis = _token_axis(x)
+            # A part that is given anything but states doesn't take each token alone.
+            if not x.is_floating_point() or x.dim() < 2:
+                return forward(*args, **kwargs)
+            # 0 of [T, D], 1 of [B, T, …], 2 of [B, H, T, d].
+            axis = 2 if x.dim() == 4 and x.shape[2] > x.shape[1] else min(x.dim() - 2, 1)
             if x.shape[axis] <= self.tokens or not self._holds_apart(module, forward, x, axis):
                 return forward(*args, **kwargs)
             return in_chunks(forward, x, axis, self.tokens)
@@ -151,7 +155,8 @@ def is_tokenwise(forward: Callable[..., Any], x: torch.Tensor, axis: int) -> boo
     halves = [(0, count // 2), (count // 2, count - count // 2)]
     # Zeros come out as zeros, whoever they are with: Llama 4 hands every expert a row of each token,
     # and of the tokens that others take it is zeros.
-    x = torch.where(x == 0, _waves(x), x)
+    waves = torch.arange(x.numel(), device=x.device).cos().view(x.shape).to(x.dtype)
+    x = torch.where(x == 0, waves, x)
     results = _tensors(forward(x))
     if results is None or any(_axis_of(r, axis, count) is None for r in results):
         return False
@@ -194,25 +199,10 @@ def _parts(roots: Iterable[nn.Module], others: set[nn.Module]) -> Iterator[nn.Mo
         yield module
 
 
-def _only_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The states of a call that is given nothing else."""
-    if kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
-        return None
-    x = args[0]
-    return x if x.is_floating_point() and x.dim() >= 2 else None
-
-
 def _some(x: torch.Tensor, axis: int, begin: int, count: int) -> torch.Tensor:
     """Some tokens, in memory as all of them are: of several windows experts want rows in one piece."""
     part = x.narrow(axis, begin, count)
     return part.contiguous() if x.is_contiguous() else part
-
-
-def _token_axis(x: torch.Tensor) -> int:
-    """0 of [T, D], 1 of [B, T, …], 2 of [B, H, T, d]."""
-    if x.dim() == 2:
-        return 0
-    return 2 if x.dim() == 4 and x.shape[2] > x.shape[1] else 1
 
 
 def _axis_of(result: torch.Tensor, axis: int, count: int) -> int | None:
@@ -244,11 +234,6 @@ def _rows(result: torch.Tensor, axis: int, count: int, begin: int, size: int) ->
     at = _axis_of(result, axis, count)
     assert at is not None
     return result.narrow(at, begin, size).movedim(at, 0).flatten(1).float()
-
-
-def _waves(x: torch.Tensor) -> torch.Tensor:
-    """Numbers between -1 and 1, shaped as `x`, of which no two rows are the same."""
-    return torch.arange(x.numel(), device=x.device).cos().view(x.shape).to(x.dtype)
 
 
 def _moved(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -44,20 +44,16 @@ T = TypeVar("T")
 def may_pad(config: Any, windows: Windows) -> bool:
     """Tells whether windows of several lengths may share a micro-batch of a model of that config, whose
     linears and caches know `windows`."""
-    return not windows.are_spanned and _rotations(config) <= _FIXED_ROTATIONS
-
-
-def _rotations(config: Any) -> set[str]:
-    """The types of rotation that a config names, in any of the library's ways."""
-    found: set[str] = set()
+    # The types of rotation that the config names, in any of the library's ways.
+    rotations: set[str] = set()
     for name in ("rope_parameters", "rope_scaling"):
         value = getattr(config, name, None)
         if isinstance(value, Mapping):
             # One for all layers, or one for each kind.
             for each in (value, *(v for v in value.values() if isinstance(v, Mapping))):
                 kind = each.get("rope_type", each.get("type"))
-                found |= {str(kind)} if kind is not None else set()
-    return found
+                rotations |= {str(kind)} if kind is not None else set()
+    return not windows.are_spanned and rotations <= _FIXED_ROTATIONS
 
 
 def filled_ids(plan: Plan, batch: range) -> NDArray[np.int32]:

@@ -3,7 +3,7 @@
 A model taken apart by general rules can be taken apart wrongly, and the result would look like any
 other number. So before the first pass's scores are used, a short probe that went through all layers
 beside it has to show two things: that no state depends on tokens after it, and that the model's head is
-the function that ours is. (That its layers may be run apart is shown before any has: separation.py.)
+the function that ours is. (`execution.prove_separable` shows that its layers may be run apart.)
 """
 
 from collections.abc import Callable, Sequence
