@@ -13,8 +13,7 @@ the model, 24 passages of 256 tokens (`tools/calibration_text.py`), and is packa
 machine quantizes alike.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -48,41 +47,42 @@ class Inputs:
 
 
 @lru_cache(maxsize=1)
-@torch.no_grad()
 def inputs_of_linears(source: Path) -> Mapping[str, Inputs]:
-    """Module name → what the dense model in `source` gives it on the calibration text."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """The sums over each linear's inputs that the dense model in `source` gives it on the calibration
+    text, by module name."""
+    from transformers import AutoTokenizer
 
     text = (resources.files("scoremode.demo") / "calibration.txt").read_text(encoding="utf-8")
-    with no_bar_of_the_library():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     ids = torch.tensor(AutoTokenizer.from_pretrained(source)(text).input_ids)
-    windows = ids[: len(ids) // _WINDOW * _WINDOW].view(-1, _WINDOW)
     inputs: dict[str, Inputs] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
 
-            def keep(_, args: tuple[torch.Tensor, ...], name: str = name) -> None:
-                x = args[0].flatten(0, 1).double()
-                inputs[name] = Inputs(x.T @ x / len(x), x.abs().mean(0))
+    def keep(name: str, x: torch.Tensor) -> None:
+        x = x.flatten(0, 1).double()
+        inputs[name] = Inputs(x.T @ x / len(x), x.abs().mean(0))
 
-            module.register_forward_pre_hook(keep)
-    model.model(windows)
+    observe(source, ids[: len(ids) // _WINDOW * _WINDOW].view(-1, _WINDOW), keep)
     return inputs
 
 
-@contextmanager
-def no_bar_of_the_library() -> Iterator[None]:
-    """Keeps transformers from drawing a bar while it loads weights; the command has its own."""
+@torch.no_grad()
+def observe(source: Path, ids: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
+    """Runs the dense model in `source` on `ids` [B, T]; `see` is called with the name of each linear
+    of its layers and with its input [B, T, I]."""
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    # The command has a progress bar of its own.
     were_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     finally:
         if were_shown:
             logging.enable_progress_bar()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, args, name=name: see(name, args[0]))
+    model.model(ids)
 
 
 def gptq(weight: torch.Tensor, gram: torch.Tensor, group_size: int) -> Tensors:

@@ -19,7 +19,7 @@ from scoremode.demo import rounding
 from scoremode.demo.calibration import (
     gptq,
     inputs_of_linears,
-    no_bar_of_the_library,
+    observe,
     scale_by_inputs,
 )
 from scoremode.schemes.patterns import whole_of
@@ -199,21 +199,10 @@ def _shared_global_scales(tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
     return {m: rounding.global_scale(largest[whole_of(m) or m]) for m in modules}
 
 
-@torch.no_grad()
 def _input_global_scales(source: Path) -> dict[str, torch.Tensor]:
     """Module name → global scale of its input, from the largest magnitude on random tokens."""
-    from transformers import AutoModelForCausalLM
-
-    with no_bar_of_the_library():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    ids = torch.randint(3, size, (4, 128), generator=torch.Generator().manual_seed(0))
     scales: dict[str, torch.Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-
-            def keep(_, args: tuple[torch.Tensor, ...], name: str = name) -> None:
-                scales[name] = rounding.global_scale(args[0])
-
-            module.register_forward_pre_hook(keep)
-    generator = torch.Generator().manual_seed(0)
-    model(torch.randint(3, model.config.vocab_size, (4, 128), generator=generator))
+    observe(source, ids, lambda name, x: scales.update({name: rounding.global_scale(x)}))
     return scales

@@ -45,7 +45,7 @@ _DIFFERENCE_COLUMNS = (
 
 
 def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Document:
-    """All findings of each run, what held in one line a part unless `verbose`, and the total."""
+    """The findings of each run and the total; those that held are a line a part unless `verbose`."""
     parts: list[Facts | Prose] = []
     for run in value["runs"]:
         facts = [("run", printable(run["run"]))]

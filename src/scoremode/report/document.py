@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with what is said of them; a name that is empty goes on with the one before.
+    """Names and a line on each; an empty name continues the one before.
 
     `tabled`: names whose numbers the document's `data` have as well.
     """
@@ -154,7 +154,7 @@ def data(key: str) -> Column:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they stand for, a line each."""
+    """Names and their values, a line each."""
     rows = list(rows)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
@@ -179,6 +179,11 @@ def metric_of(found: Any) -> Metric | None:
     """A metric as plain JSON has it, None where there is none. An estimate of a run that isn't done has
     a value and an interval alone."""
     return None if found is None else decode({"n": 0, "note": None} | found, Metric)
+
+
+def cell_of(found: Any) -> Any:
+    """A value in a line of findings: a metric where it is one."""
+    return metric_of(found) if isinstance(found, dict) else found
 
 
 def interval_text(metric: Metric, form: str = ".4f") -> str:

@@ -47,8 +47,8 @@ _NOT_SCORED: dict[str, Callable[[int], str]] = {
 
 
 def headline_rows(record: Done) -> list[tuple[str, str]]:
-    """Rows on what a result is of: the model, how many tokens of which text, and what it does not
-    contain."""
+    """Rows on the subject of a result: the model, how many tokens of which text, and what the number
+    leaves out."""
     return [
         ("model", _model(record.checkpoint)),
         ("over", _over(record)),
@@ -79,7 +79,8 @@ def page_rows(record: Scored) -> list[tuple[str, str]]:
 
 
 def _stopped(record: Scored) -> list[tuple[str, str]]:
-    """Tells of a run with a rule to stop by how much of the text it took, and what that says of all."""
+    """A row on a run that a rule may have stopped: how much of the text it took, and what all of it
+    would give."""
     if not (found := record.stopping):
         return []
     if found.after == found.of:
@@ -240,7 +241,7 @@ def _device(engine: Engine) -> str:
 
 
 def _products(engine: Engine) -> list[tuple[str, str]]:
-    """Tells how linears with quantized inputs were multiplied."""
+    """Rows on the products of linears with quantized inputs."""
     rows = []
     for p in engine.products or ():
         how = "native" if p.native else "emulated"
@@ -268,7 +269,7 @@ def _vllm(engine: Engine) -> list[tuple[str, str]]:
 
 
 def caveats(record: Scored) -> list[tuple[str, str]]:
-    """Lists what the checkpoint holds or declares and the number does not contain."""
+    """Rows on what the checkpoint holds or declares and the number leaves out."""
     rows = []
     engine = record.engine
     declared = record.checkpoint.kv_cache_declared

@@ -77,7 +77,7 @@ def further_tables(record: Record, of: str) -> list[Table | Prose]:
 
 
 def groups_document(record: Record) -> Document:
-    """All groups of a run; `data` has every kind of them, a line each."""
+    """The groups of a run; `data` has a line for each group of every kind."""
     parts: list[Facts | Table | Prose] = []
     for of in _WHOLE:
         parts += [*group_parts(record, of), *further_tables(record, of)]

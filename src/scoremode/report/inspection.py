@@ -1,4 +1,4 @@
-"""Documents of what is there before a score is: a checkpoint, a plan, generated conversations."""
+"""Documents of what exists before a score does: a checkpoint, a plan, generated conversations."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -31,7 +31,7 @@ _KINDS = 16
 
 
 def inspect_document(value: Mapping[str, Any]) -> Document:
-    """Tells what a checkpoint holds, what would run, and what would be refused."""
+    """The document of a checkpoint: its contents, what would run, and what would be refused."""
     parts, formats = [Facts(tuple(_facts(value)))], _formats_table(value)
     if value["formats"]:
         parts += [formats, Facts(tuple(_formats(value["formats"])))]

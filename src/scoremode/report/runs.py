@@ -11,6 +11,7 @@ from scoremode.report.document import (
     Facts,
     Said,
     Table,
+    cell_of,
     data,
     measured,
     metric_columns,
@@ -51,12 +52,8 @@ def runs_table(
         *further.values(),
     )
     return Table(
-        columns, tuple((*_cells(row), *(_further(row, k) for k in further)) for row in rows)
+        columns, tuple((*_cells(row), *(cell_of(row.get(k)) for k in further)) for row in rows)
     )
-
-
-def _further(row: Mapping[str, Any], key: str) -> Any:
-    return metric_of(value) if isinstance(value := row.get(key), dict) else value
 
 
 def run_data(record: Record, folder: Path) -> Table:
@@ -75,7 +72,7 @@ def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     cells: list[Any] = []
     for metric, own in shown("runs"):
-        value = row[metric.key] if metric.percent is not None else metric_of(row[metric.key])
+        value = cell_of(row[metric.key])
         is_base = metric.key == "ppl_ratio" and row["is_base"] and value is None
         cells.append(Said("base") if is_base else value)
         if own.interval:

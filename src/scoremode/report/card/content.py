@@ -17,6 +17,7 @@ from scoremode.report.compare import ranked_rows
 from scoremode.report.document import (
     Column,
     Table,
+    cell_of,
     counted,
     metric_columns,
     metric_of,
@@ -94,17 +95,12 @@ def _table(value: Mapping[str, Any]) -> Table:
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
-        (f"{row['model']} (base)", *(cell(row, n) if n in own else None for n in names))
+        (f"{row['model']} (base)", *(cell_of(row.get(n)) if n in own else None for n in names))
         if row["is_base"]
-        else (row["model"], *(cell(row, n) for n in names))
+        else (row["model"], *(cell_of(row.get(n)) for n in names))
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
-
-
-def cell(row: Mapping[str, Any], name: str) -> Any:
-    """A value of a row, or its metric."""
-    return metric_of(value) if isinstance(value := row.get(name), dict) else value
 
 
 def _card_column(metric: MetricSpec, own: Shown) -> Column:

@@ -82,7 +82,7 @@ def tails(compared: Mapping[str, Compared]) -> list[Tail]:
 
 
 def charts(compared: Mapping[str, Compared], records: Mapping[str, Record]) -> list[Chart]:
-    """All other charts of the runs against one base; `records`: theirs, by id."""
+    """Every chart but the tail of the runs against one base; `records`: their records, by id."""
     if not compared:
         return []
     found = [_histogram({run: of.histogram for run, of in compared.items()})]

@@ -121,7 +121,7 @@ def percentiles(axis: "Scale", runs: int) -> Spec:
 
 
 def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
-    """A line a run, with its intervals. `marked`: each point of a line is, too."""
+    """A line for each run, with its intervals. `marked`: whether each point has a mark."""
     run = {"field": "id", "type": "nominal"}
     drawn = {"color": _tint(), "opacity": _OPACITY, "detail": run}
     ends = {"x": x, "y": y | {"field": "lower"}, "y2": {"field": "upper"}}

@@ -74,7 +74,7 @@ def report_data(
     """The data of the finished runs in `folders`, whatever they measured: those that may be compared
     are a section.
 
-    `progress`: is told how many runs have been read, of how many. One is in memory at a time.
+    `progress` gets the number of runs read so far and of all. One is in memory at a time.
 
     Raises UsageError where there is no run, or one twice, RunFolderError for one that isn't finished,
     or whose record isn't what its scores give.

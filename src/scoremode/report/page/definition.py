@@ -373,8 +373,8 @@ class Section(TypedDict):
 
 
 class ReportData(TypedDict):
-    """All of it. `finished`: of the newest run. `made_with`: this program's version; `command`: set
-    by the command that writes the page."""
+    """The whole report. `finished`: of the newest run. `made_with`: this program's version;
+    `command`: set by the command that writes the page."""
 
     schema: str
     schema_version: int

@@ -285,7 +285,7 @@ def _lowest_perplexity(runs: list[Run]) -> str:
 
 
 def section_part(section: Section) -> Part:
-    """All that the page shows of the section."""
+    """The section as the page shows it."""
     name, who = section["id"], identities(section)
     ranked = quants(section)
     rows = own_rows(section, who)
