@@ -30,28 +30,6 @@ def in_groups(size: int = 32) -> torch.Tensor:
     return order[torch.randperm(COLUMNS, generator=torch.Generator().manual_seed(1))]
 
 
-@pytest.fixture
-def resolved(tmp_path):
-    """Resolves a checkpoint of these tensors and this quantization_config."""
-    return lambda tensors, config, **others: resolve(
-        open_checkpoint(write_checkpoint(tmp_path, tensors, config, **others))
-    )
-
-
-@pytest.fixture
-def refusal(resolved):
-    """The one line that such a checkpoint is refused with."""
-
-    def refuse(tensors, config, error=CheckpointError) -> str:
-        with pytest.raises(CheckpointError) as caught:
-            resolved(tensors, config)
-        assert caught.type is error, caught.value
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return refuse
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -272,7 +250,7 @@ def test_group_without_a_size(refusal):
 
 def test_another_tensor_that_could_change_the_weight(refusal):
     tensors = packed() | {"m.weight_global_scale": torch.ones(1)}
-    message = refusal(tensors, config_of({}), UnsupportedFormat)
+    message = refusal(tensors, config_of({}), error=UnsupportedFormat)
     assert message == "m: pack-quantized with weight_global_scale is not supported"
 
 
@@ -336,13 +314,13 @@ FP8 = {
 def test_formats_that_are_not_decoded_are_named(refusal, form, words, nested):
     settings = group() | ({"format": form} if nested else {})
     config = quantization({"g": settings}, "pack-quantized" if nested else form)
-    assert refusal(packed(), config, UnsupportedFormat).startswith(f"m: {words}")
+    assert refusal(packed(), config, error=UnsupportedFormat).startswith(f"m: {words}")
 
 
 def test_no_format_at_all(refusal):
     config = quantization({"g": group()})
     del config["format"]
-    assert "m: format None: not known" in refusal(packed(), config, UnsupportedFormat)
+    assert "m: format None: not known" in refusal(packed(), config, error=UnsupportedFormat)
 
 
 @pytest.mark.parametrize(

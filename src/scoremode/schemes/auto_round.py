@@ -137,13 +137,11 @@ class Modules(Library[AutoRoundConfig]):
     """Linears with a `qweight`."""
 
     methods = frozenset(("auto-round", "intel/auto-round", "auto_round", "autoround"))
+    parse = staticmethod(parse_auto_round)
     method = _METHOD
     marks = MARKS
     required = "qweight"
     untold = f"{UNTOLD}, and the words' order where packing_format is missing"
-
-    def parse(self, config: Mapping[str, Any]) -> AutoRoundConfig:
-        return parse_auto_round(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         config = self.config

@@ -274,13 +274,11 @@ class Modules(Library[AwqConfig]):
 
     # Some configs name the kernel that vLLM is to run.
     methods = frozenset(("awq", "awq_marlin"))
+    parse = staticmethod(parse_awq)
     method = _METHOD
     marks = MARKS
     required = "qweight"
     untold = UNTOLD
-
-    def parse(self, config: Mapping[str, Any]) -> AwqConfig:
-        return parse_awq(config)
 
     def check(self) -> None:
         super().check()

@@ -330,15 +330,13 @@ class Modules(Library[BitsAndBytesConfig]):
     """Linears with `weight.absmax` or `SCB` beside their weight."""
 
     methods = frozenset(("bitsandbytes",))
+    parse = staticmethod(parse_bitsandbytes)
     method = METHOD
     marks = frozenset(("SCB", *_MARKS, *_FUSED))
     untold = UNTOLD
     records = frozenset(
         ("weight_format", "weight.quant_map", *(f"{_STATE}bitsandbytes__{kind}" for kind in TABLES))
     )
-
-    def parse(self, config: Mapping[str, Any]) -> BitsAndBytesConfig:
-        return parse_bitsandbytes(config)
 
     def check(self) -> None:
         bits = self.config.bits

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -417,12 +416,10 @@ class Modules(Library[QuantizationConfig]):
     """The quantized modules of a checkpoint, each in the format of the group that claims it."""
 
     methods = frozenset(("compressed-tensors",))
+    parse = staticmethod(parse_quantization)
     marks = frozenset(
         ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
     )
-
-    def parse(self, config: Mapping[str, Any]) -> QuantizationConfig:
-        return parse_quantization(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         config, group = self.config, self.config.group_of(linear.module)

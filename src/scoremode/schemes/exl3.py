@@ -231,6 +231,7 @@ class Modules(Library[TensorsDecide]):
     """Linears with a `trellis`."""
 
     methods = frozenset(("exl3",))
+    parse = staticmethod(parse_exl3)
     method = METHOD
     required = "trellis"
     marks = frozenset(("trellis", "suh", "svh"))
@@ -240,9 +241,6 @@ class Modules(Library[TensorsDecide]):
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
-
-    def parse(self, config: Mapping[str, Any]) -> TensorsDecide:
-        return parse_exl3(config)
 
     def check(self) -> None:
         super().check()

@@ -237,7 +237,7 @@ class Modules(Library[Fp8Config]):
         (_SCALE, _PLAIN, *(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down")))
     )
 
-    def parse(self, config: Mapping[str, Any]) -> Fp8Config:
+    def read(self, config: Mapping[str, Any]) -> Fp8Config:
         return parse_fp8(config, self.checkpoint.text_config.get("expert_dtype"))
 
     def check(self) -> None:

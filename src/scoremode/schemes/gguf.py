@@ -282,7 +282,7 @@ class Modules(Library[TensorsDecide]):
     method = METHOD
     marks = _TYPES
 
-    def parse(self, config: Mapping[str, Any]) -> TensorsDecide:
+    def read(self, config: Mapping[str, Any]) -> TensorsDecide:
         if unknown := set(config) - {"quant_method"}:
             names = ", ".join(map(shown, sorted(unknown)))
             raise UnsupportedFormat(f"{METHOD} with {names}: not decoded")

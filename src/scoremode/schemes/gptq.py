@@ -174,13 +174,11 @@ class Modules(Library[GptqConfig]):
 
     # Some configs name the kernel that vLLM is to run.
     methods = frozenset(("gptq", "gptq_marlin"))
+    parse = staticmethod(parse_gptq)
     method = _METHOD
     marks = MARKS
     required = "qweight"
     untold = f"{UNTOLD}, whether zero points are stored less one, and the order of inputs"
-
-    def parse(self, config: Mapping[str, Any]) -> GptqConfig:
-        return parse_gptq(config)
 
     def check(self) -> None:
         super().check()

@@ -264,14 +264,12 @@ class Modules(Library[HqqConfig]):
     """Linears with a `W_q`."""
 
     methods = frozenset(("hqq",))
+    parse = staticmethod(parse_hqq)
     method = METHOD
     required = "W_q"
     on_load = True
     marks = frozenset(("W_q",))
     records = _RECORDS
-
-    def parse(self, config: Mapping[str, Any]) -> HqqConfig:
-        return parse_hqq(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         module, (rows, columns) = linear.module, linear.shape

@@ -48,10 +48,11 @@ _Scheme = TypeVar("_Scheme", bound=Scheme)
 class Library(ABC, Generic[Config]):
     """The quantized modules of a checkpoint, as one library stores them.
 
-    It is made of the checkpoint and its `quantization_config`, which raises UnsupportedFormat for a
-    config that is not decoded, CheckpointError for one that can't be understood.
+    It is made of the checkpoint and its `quantization_config`.
 
     - `methods`: what its configs have as `quant_method`, in lower case; `method`: its name in errors.
+    - `parse`: reads a `quantization_config`. It raises UnsupportedFormat for what is not decoded,
+      CheckpointError for what can't be understood.
     - `marks`: suffixes of tensors that are there only where their module is quantized; `required`: the
       one that every quantized checkpoint has.
     - `on_load`: whether the library quantizes a dense checkpoint while it loads it.
@@ -67,6 +68,7 @@ class Library(ABC, Generic[Config]):
     """
 
     methods: ClassVar[frozenset[str]]
+    parse: ClassVar[Callable[[Mapping[str, Any]], Any]]
     method: ClassVar[str] = ""
     marks: ClassVar[frozenset[str]]
     required: ClassVar[str | None] = None
@@ -80,16 +82,13 @@ class Library(ABC, Generic[Config]):
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self.checkpoint = checkpoint
-        self.config = self.parse(config)
+        self.config: Config = self.read(config)
         # Experts come by the ten thousand, and but for their names each is like the other.
         self._alike: dict[Hashable, Any] = {}
 
-    @abstractmethod
-    def parse(self, config: Mapping[str, Any]) -> Config:
-        """Reads the checkpoint's `quantization_config`.
-
-        Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
-        """
+    def read(self, config: Mapping[str, Any]) -> Config:
+        """Reads the checkpoint's `quantization_config`."""
+        return type(self).parse(config)
 
     @classmethod
     def split(cls, name: str) -> tuple[str, str]:

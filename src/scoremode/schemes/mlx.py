@@ -207,6 +207,7 @@ class Modules(Library[MlxConfig]):
     """Linears, embeddings and experts with `scales` beside their weight."""
 
     methods = frozenset(("mlx",))
+    parse = staticmethod(parse_mlx)
     method = METHOD
     required = "scales"
     marks = frozenset(("scales", "biases"))
@@ -215,9 +216,6 @@ class Modules(Library[MlxConfig]):
         "are whole groups)"
     )
     embeds = True
-
-    def parse(self, config: Mapping[str, Any]) -> MlxConfig:
-        return parse_mlx(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         mode = self.config.of(linear.module)

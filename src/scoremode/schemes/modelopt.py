@@ -277,7 +277,7 @@ class Modules(Library[ModelOptConfig]):
     records = _OF_THE_CACHE
     untold = UNTOLD
 
-    def parse(self, config: Mapping[str, Any]) -> ModelOptConfig:
+    def read(self, config: Mapping[str, Any]) -> ModelOptConfig:
         return parse_modelopt(config, self.checkpoint.modelopt)
 
     def check(self) -> None:

@@ -71,13 +71,11 @@ class Modules(Library[Mxfp4Config]):
     """Experts' projections that are stored as blocks and scales."""
 
     methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
+    parse = staticmethod(parse_mxfp4)
     method = METHOD
     experts = _PROJECTION
     stacks = True
     marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))
-
-    def parse(self, config: Mapping[str, Any]) -> Mxfp4Config:
-        return parse_mxfp4(config)
 
     def check(self) -> None:
         tensors = self.checkpoint.tensors

@@ -346,13 +346,11 @@ class Modules(Library[QuarkConfig]):
     """Linears with a `weight_scale`."""
 
     methods = frozenset(("quark",))
+    parse = staticmethod(parse_quark)
     method = METHOD
     required = "weight_scale"
     marks = frozenset(("weight_scale",))
     records = _OUTPUT
-
-    def parse(self, config: Mapping[str, Any]) -> QuarkConfig:
-        return parse_quark(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         module, layer = linear.module, self.config.of(linear.module)

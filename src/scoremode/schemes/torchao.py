@@ -248,12 +248,10 @@ class Modules(Library[TorchAoConfig]):
     `IntxUnpackedToInt8Tensor`."""
 
     methods = frozenset(("torchao",))
+    parse = staticmethod(parse_torchao)
     method = METHOD
     required = _CODES
     marks = frozenset((_CODES, _SCALE))
-
-    def parse(self, config: Mapping[str, Any]) -> TorchAoConfig:
-        return parse_torchao(config)
 
     def promise(self, linear: Linear) -> Layout | None:
         config = self.config

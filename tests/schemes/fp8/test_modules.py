@@ -32,18 +32,6 @@ def resolved(tmp_path):
     return read
 
 
-@pytest.fixture
-def refusal(resolved):
-    def refuse(tensors, error=CheckpointError, **fields) -> str:
-        with pytest.raises(ScoremodeError) as caught:
-            resolved(tensors, **fields)
-        assert caught.type is error, caught.value
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return refuse
-
-
 @pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_linear_with_scales_is_quantized_and_others_are_not(resolved, scale):
     tensors = stored(scale=scale) | {"m.bias": torch.zeros(40), "lm_head.weight": torch.zeros(5, 4)}
@@ -131,7 +119,7 @@ def test_tensors_that_do_not_fit(refusal, tensors, words):
     ],
 )
 def test_what_is_not_decoded_is_named(refusal, tensors, words):
-    assert words in refusal(tensors, UnsupportedFormat)
+    assert words in refusal(tensors, error=UnsupportedFormat)
 
 
 def test_a_module_that_the_list_names(refusal):
@@ -143,7 +131,7 @@ def test_a_module_that_the_list_names(refusal):
 def test_a_checkpoint_without_any_scale_is_not_dense(refusal, suffix):
     tensors = {"m.weight": torch.zeros(4, 4), f"m.{suffix}": torch.ones(4)}
     words = "quantization method 'fp8', and no tensor is a weight_scale_inv: not decoded"
-    assert refusal(tensors, UnsupportedFormat) == words
+    assert refusal(tensors, error=UnsupportedFormat) == words
 
 
 EXPERTS = "model.layers.0.mlp.experts"
@@ -237,7 +225,7 @@ def put(name: str, tensor: torch.Tensor):
 def test_fused_experts_that_do_not_fit(edit, error, words, refusal):
     tensors = fused()
     edit(tensors)
-    assert words in refusal(tensors, error)
+    assert words in refusal(tensors, error=error)
 
 
 def test_fused_experts_that_the_list_names(refusal):
@@ -295,7 +283,7 @@ def test_static_inputs(scale, resolved, refusal):
     wrong = tensors | {f"m.{scale}": torch.ones(2)}
     assert f"{scale} has shape [2], expected []" in refusal(wrong, **fields)
     assert f"with {scale} is not supported" in refusal(
-        tensors, UnsupportedFormat, weight_block_size=None
+        tensors, error=UnsupportedFormat, weight_block_size=None
     )
 
 
@@ -342,7 +330,7 @@ def test_experts_in_fp4_equal_the_librarys_dequantizer(scale, resolved):
     ],
 )
 def test_fp4_that_does_not_fit(edit, error, fields, words, refusal):
-    assert words in refusal(pairs() | edit, error, **fields)
+    assert words in refusal(pairs() | edit, error=error, **fields)
 
 
 def test_whatever_lies_there_is_read_or_refused_in_a_line(tmp_path):
