@@ -4,7 +4,6 @@ import pytest
 from support.families.bitsandbytes import config
 from transformers import BitsAndBytesConfig
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.bitsandbytes import parse_bitsandbytes
 from scoremode.schemes.unsupported import method_of
 
@@ -63,36 +62,3 @@ def test_what_is_claimed(listed, module, claimed):
     for kind in ("nf4", "int8"):
         parsed = parse_bitsandbytes(config(kind, llm_int8_skip_modules=listed))
         assert parsed.claims(module) == claimed
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight True"),
-        ({"bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type 'af4'"),
-    ],
-)
-def test_what_is_not_decoded_is_named(change, words):
-    with pytest.raises(UnsupportedFormat) as error:
-        parse_bitsandbytes(config() | change)
-    assert str(error.value) == f"quantization method 'bitsandbytes' with {words}: not decoded"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"load_in_8bit": True}, "both of load_in_4bit and load_in_8bit"),
-        ({"load_in_4bit": False, "_load_in_4bit": False}, "neither of load_in_4bit and"),
-        ({"load_in_4bit": 1}, "load_in_4bit 1 is not true or false"),
-        ({"llm_int8_threshold": -1.0}, "llm_int8_threshold -1.0 is not a number that is not neg"),
-        ({"llm_int8_threshold": True}, "llm_int8_threshold True"),
-        ({"llm_int8_threshold": float("nan")}, "llm_int8_threshold nan"),
-        ({"bnb_4bit_quant_type": 4}, "bnb_4bit_quant_type 4 is not a string"),
-        ({"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules 'lm_head' is not a list"),
-        ({"llm_int8_skip_modules": ["("]}, "llm_int8_skip_modules: pattern"),
-    ],
-)
-def test_what_cannot_be_understood(change, words):
-    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood") as error:
-        parse_bitsandbytes(config() | change)
-    assert words in str(error.value) and "\n" not in str(error.value)

@@ -6,7 +6,7 @@ import pytest
 from support.families.float8_blocks import config
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fp8 import parse_fp8
 
@@ -49,25 +49,6 @@ def test_defaults_are_transformers():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"activation_scheme": "sometimes"}, "activation_scheme 'sometimes'"),
-        ({"fmt": "e5m2"}, "fmt 'e5m2'"),
-        ({"scale_fmt": "e4m3"}, "scale_fmt 'e4m3'"),
-        ({"expert_dtype": "fp6"}, "expert_dtype 'fp6'"),
-        ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert ['embed_tokens']"),
-        ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
-        ({"dequantize": True}, "dequantize True"),
-    ],
-)
-def test_what_is_not_decoded_is_named(change, words):
-    with pytest.raises(UnsupportedFormat) as error:
-        parse_fp8(config() | change)
-    assert str(error.value).startswith(f"quantization method 'fp8' with {words}")
-    assert str(error.value).endswith("not decoded") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("change", "described"),
     [
         ({"kv_cache_scheme": "static"}, "float8 tensor static"),
@@ -79,30 +60,6 @@ def test_a_cache_never_stops_the_weights(change, described):
     cache = parse_fp8(config() | change).kv_cache
     assert cache is not None and cache.described.startswith(described)
     assert parse_fp8(config()).kv_cache is None
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        (
-            "weight_block_size",
-            [[], [128], [0, 1], [-1, 128], [True, 1], ["1", 1], 128, "128x128", [1, 2, 3], {},
-             [1 << 31, 1], [1.0, 1]],
-        ),
-        ("activation_scheme", [1, [], True]),
-        ("fmt", [8, {}]),
-        ("scale_fmt", [1, []]),
-        ("modules_to_not_convert", ["lm_head", [1], {}, [None], ["("], ["a{9999999999999999}"]]),
-        ("ignored_layers", ["lm_head", [1]]),
-    ],
-)  # fmt: skip
-def test_what_can_not_be_understood_is_named(name, values):
-    for value in values:
-        with pytest.raises(CheckpointError) as error:
-            parse_fp8(config() | {name: value})
-        assert not isinstance(error.value, UnsupportedFormat)
-        assert "modules_to_not_convert" in str(error.value) or name in str(error.value), value
-        assert "\n" not in str(error.value)
 
 
 NAMES = [

@@ -4,7 +4,6 @@ import pytest
 from support.families.hqq import config
 from transformers.integrations.hqq import name_to_linear_tag
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.hqq import Parameters, parse_hqq, tag_of
 
 
@@ -44,49 +43,3 @@ def test_what_is_claimed():
 )
 def test_tags_are_transformers(name):
     assert tag_of(name) == name_to_linear_tag(name)
-
-
-def changed(where: str, **fields):
-    quant = config()["quant_config"]
-    target = quant if where == "top" else quant["weight_quant_params"]
-    target.update(fields)
-    return {"quant_method": "hqq", "quant_config": quant}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            changed("top", scale_quant_params={"nbits": 8}),
-            "scale_quant_params {'nbits': 8}",
-        ),
-        (
-            changed("top", zero_quant_params={"nbits": 8}),
-            "zero_quant_params {'nbits': 8}",
-        ),
-        (
-            changed("weight", channel_wise=False),
-            "weight_quant_params, channel_wise False",
-        ),
-    ],
-)
-def test_what_is_not_decoded_is_named(fields, words):
-    with pytest.raises(UnsupportedFormat) as error:
-        parse_hqq(fields)
-    assert str(error.value) == f"quantization method 'hqq' with quant_config, {words}: not decoded"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        changed("weight", nbits="4"),
-        changed("weight", group_size=1.5),
-        changed("weight", axis=True),
-        {"quant_config": 4},
-        {"quant_config": {"self_attn.q_proj": 4}},
-        {"skip_modules": "lm_head"},
-    ],
-)
-def test_what_cannot_be_understood(fields):
-    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
-        parse_hqq(fields)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import CheckpointError
 from scoremode.schemes.mlx import Mode, parse_mlx
 from scoremode.schemes.unsupported import method_of
 
@@ -50,44 +50,6 @@ def test_modes_of_small_floats(mode, size, bits):
     expected = Mode(mode, size, bits)
     assert parse_mlx({"mode": mode, "group_size": size, "bits": bits}).default == expected
     assert parse_mlx({"mode": mode}).default == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"bits": 7, "group_size": 64}, "with 7 bits in groups of 64"),
-        ({"bits": 4, "group_size": 48}, "with 4 bits in groups of 48"),
-        ({"bits": 4, "group_size": 32, "mode": "fp4"}, "with mode 'fp4'"),
-        (
-            {"bits": 8, "group_size": 32, "mode": "mxfp4"},
-            "with mode 'mxfp4' of 8 bits in groups of",
-        ),
-        (
-            {"bits": 4, "group_size": 64, "m": {"bits": 1}},
-            "m: quantization method 'mlx' with 1 bit",
-        ),
-        ({"bits": 4, "group_size": 64, "linear_class": "x"}, "with linear_class 'x': not decoded"),
-        ({"bits": 4, "group_size": 64, "m": 0}, "with m 0: not decoded"),
-        ({"mode": "nvfp4", "quantize_input": True}, "with quantize_input True: not decoded"),
-        (
-            {"bits": 4, "group_size": 64, "m": {"mode": "mxfp8", "quantize_input": True}},
-            "m: quantization method 'mlx' with quantize_input True: not decoded",
-        ),
-    ],
-)
-def test_what_is_not_decoded_is_named(config, words):
-    with pytest.raises(UnsupportedFormat) as error:
-        parse_mlx(config)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [{"bits": "4"}, {"group_size": 64.0}, {"bits": True}, {"mode": 4}, {"m": {"bits": [4]}}],
-)
-def test_what_cannot_be_understood(config):
-    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
-        parse_mlx(config)
 
 
 def test_names_with_other_beginnings():

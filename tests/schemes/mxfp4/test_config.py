@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.mxfp4 import parse_mxfp4
 
 EXPERTS = "model.layers.3.mlp.experts"
@@ -26,27 +25,3 @@ def test_published_configs(name, data):
 def test_the_list_may_be_missing():
     parsed = parse_mxfp4({"quant_method": "mxfp4", "modules_to_not_convert": None})
     assert not parsed.not_converted.name(EXPERTS)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("dequantize", True),
-        ("config_groups", {"g": {}}),
-        ("global_quant_config", {"weight": 1}),
-        ("kv_cache_scheme", {"num_bits": 8}),
-        ("activation_scheme", "static"),
-    ],
-)
-def test_what_is_not_decoded_is_named(name, value):
-    with pytest.raises(UnsupportedFormat) as error:
-        parse_mxfp4({"quant_method": "mxfp4", name: value})
-    words = f"quantization method 'mxfp4' with {name} {value!r}: not decoded"
-    assert str(error.value) == words
-
-
-@pytest.mark.parametrize("value", ["lm_head", [1], {}, ["("]])
-def test_what_can_not_be_understood_is_named(value):
-    with pytest.raises(CheckpointError, match="modules_to_not_convert") as error:
-        parse_mxfp4({"quant_method": "mxfp4", "modules_to_not_convert": value})
-    assert not isinstance(error.value, UnsupportedFormat)
