@@ -29,6 +29,7 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.int16: "I16",
     torch.int32: "I32",
     torch.uint32: "U32",
     torch.int64: "I64",

@@ -1,4 +1,4 @@
-"""AutoAWQ's rows of words: decoded, told from headers, and each way they can be wrong."""
+"""AutoAWQ's `gemv` and `gemv_fast`: decoded, told from headers, and each way they can be wrong."""
 
 from pathlib import Path
 
@@ -6,18 +6,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.families.qweight import Recipe, quantize
-from support.kernel_twins import check_decoder
+from support.kernel_twins import check_decoder, require_triton
+from support.promises import headers, promised_headers
 from support.schemes import DTYPES, decode, random_weight, same, write_checkpoint
-from support.triton_interpreter import exact_bfloat16
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.schemes.awq import Gemv, gemv_layout, stored_gemv, zero_words
+from scoremode.schemes.awq import (
+    Gemv,
+    GemvFast,
+    gemv_fast_layout,
+    gemv_layout,
+    stored_gemv,
+    stored_gemv_fast,
+    zero_words,
+)
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
+READ = {"gemv": stored_gemv, "gemv_fast": stored_gemv_fast}
+LAYOUTS = {"gemv": gemv_layout, "gemv_fast": gemv_fast_layout}
 
 
 def case(name: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -26,11 +36,15 @@ def case(name: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_what_autoawq_packs(size):
-    stored, dense = case(f"g{size}")
-    scheme = Gemv.of(Scaling((8, dense.shape[1]), "group", size))
-    assert scheme.label == f"AWQ W4A16 g{size} asym"
-    assert stored["scales"].shape[1] > dense.shape[1] // size
+@pytest.mark.parametrize("version", READ)
+def test_what_autoawq_packs(version, size):
+    stored, dense = case(f"g{size}" if version == "gemv" else f"fast-g{size}")
+    shape = (8, dense.shape[1])
+    scheme = GemvFast(shape, size)
+    if version == "gemv":
+        scheme = Gemv.of(Scaling(shape, "group", size))
+        assert stored["scales"].shape[1] > dense.shape[1] // size
+    assert scheme.label == f"AWQ W4A16 g{size} asym" and set(scheme.tensors) == set(stored)
     for dtype in DTYPES:
         same(decode(scheme, stored, dtype), dense.to(dtype))
 
@@ -46,74 +60,94 @@ def test_codes_and_scales():
 
 @pytest.mark.parametrize("size", [32, 64, 128, -1])
 def test_the_cuda_decoder_gives_the_same_bits(size, monkeypatch):
-    triton = pytest.importorskip("triton", reason="needs Triton")
-    if not torch.cuda.is_available():
-        if not triton.knobs.runtime.interpret:
-            pytest.skip("Triton was imported without its interpreter")
-        exact_bfloat16(monkeypatch)
-    stored, expected = quantize(
-        random_weight(19, 640, torch.float32), Recipe(4, size, order="gemv")
-    )
+    require_triton(monkeypatch)
     shape = (19, 640)
+    stored, expected = quantize(random_weight(*shape, torch.float32), Recipe(4, size, order="gemv"))
     scheme = Gemv.of(Scaling(shape, "channel") if size == -1 else Scaling(shape, "group", size))
     same(decode(scheme, stored, torch.float16), expected)
     check_decoder(scheme, stored, torch.bfloat16)
 
 
+def test_blocks_begin_at_whole_words(monkeypatch):
+    monkeypatch.setattr("scoremode.schemes.decoding.unpack.BLOCK_ELEMENTS", {"cpu": 1000})
+    recipe = Recipe(4, 64, order="gemv_fast")
+    stored, expected = quantize(random_weight(24, 192, torch.float32), recipe)
+    same(decode(GemvFast((24, 192), 64), stored, torch.float16), expected)
+
+
 @pytest.fixture
 def stored(tmp_path):
-    def make(size: int = 32, **changes: torch.Tensor | None) -> Stored:
-        recipe = Recipe(4, size, order="gemv", symmetric=changes.pop("symmetric", False))  # type: ignore[arg-type]
+    """A module, and its tensors."""
+
+    def make(version: str, size: int = 32, symmetric: bool = False, **changes):
+        recipe = Recipe(4, size, order=version, symmetric=symmetric)  # type: ignore[arg-type]
         tensors, _ = quantize(random_weight(16, 384, torch.float32), recipe)
-        kept = {f"m.{name}": t for name, t in (tensors | changes).items() if t is not None}
-        checkpoint = open_checkpoint(write_checkpoint(tmp_path, kept, {"quant_method": "awq"}))
-        headers = {name.removeprefix("m."): info for name, info in checkpoint.tensors.items()}
-        return Stored("m", headers, checkpoint)
+        kept = {name: t for name, t in (tensors | changes).items() if t is not None}
+        named = {f"m.{name}": t for name, t in kept.items()}
+        checkpoint = open_checkpoint(write_checkpoint(tmp_path, named, {"quant_method": "awq"}))
+        infos = {name.removeprefix("m."): info for name, info in checkpoint.tensors.items()}
+        return Stored("m", infos, checkpoint), kept
 
     return make
 
 
-@pytest.mark.parametrize(("size", "words"), [(32, 4), (64, 2), (128, 1), (384, 1), (-1, 1)])
-def test_shapes_and_what_a_config_alone_promises(stored, size, words):
-    found, declared = stored(size), Declared(4, size, symmetric=False)
-    scheme = stored_gemv(found, declared)
-    assert scheme.shape == (16, 384) and found.tensors["qzeros"].shape == (16, words)
-    layout = gemv_layout((16, 384), declared)
-    assert layout is not None
-    assert {k: (t.dtype, t.shape) for k, t in layout.items()} == {
-        k: (t.dtype, t.shape) for k, t in found.tensors.items()
-    }
-
-
-def test_inputs_that_fill_no_words_or_groups_are_left_dense():
-    declared = Declared(4, 32, symmetric=False)
-    for columns in (36, 40):
-        assert gemv_layout((16, columns), declared) is None
+@pytest.mark.parametrize(
+    ("version", "size", "zeros"),
+    [
+        *(("gemv", size, (16, words)) for size, words in ((32, 4), (64, 2), (128, 1), (384, 1))),
+        ("gemv", -1, (16, 1)),
+        *(("gemv_fast", size, (n, 16)) for size, n in ((32, 32), (64, 16), (128, 8), (-1, 8))),
+    ],
+)
+def test_shapes_and_what_a_config_alone_promises(stored, version, size, zeros):
+    (found, tensors), declared = stored(version, size), Declared(4, size, symmetric=False)
+    scheme = READ[version](found, declared)
+    assert scheme.shape == (16, 384) and found.tensors["qzeros"].shape == zeros
+    assert promised_headers(LAYOUTS[version]((16, 384), declared)) == headers(tensors)
 
 
 @pytest.mark.parametrize(
-    ("size", "changes", "words"),
+    ("version", "shape", "size"),
     [
-        (128, {}, "m.qzeros has shape [16, 4], expected [16, 1]"),
-        (36, {}, "m: 384 inputs are no whole number of groups of 36"),
-        (32, {"scales": torch.ones(16, 12).half()}, "has shape [16, 12], expected [16, 32]"),
-        (32, {"scales": torch.ones(16, 32)}, "has dtype F32, expected F16"),
-        (32, {"qzeros": None}, "m: quantized, and its tensor qzeros is missing"),
-        (32, {"qweight": torch.ones(4).int()}, "has shape [4], not a matrix's"),
+        ("gemv", (16, 36), 32),
+        ("gemv", (16, 40), 32),
+        *(("gemv_fast", shape, 128) for shape in ((16, 96), (18, 64), (16, 64 * 5))),
     ],
 )
-def test_tensors_that_do_not_fit(stored, size, changes, words):
+def test_linears_that_fill_no_words_or_groups_are_left_dense(version, shape, size):
+    assert LAYOUTS[version](shape, Declared(4, size, symmetric=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "changes", "words"),
+    [
+        ("gemv", 128, {}, "m.qzeros has shape [16, 4], expected [16, 1]"),
+        ("gemv", 36, {}, "m: 384 inputs are no whole number of groups of 36"),
+        ("gemv", 32, {"scales": torch.ones(16, 12).half()}, "[16, 12], expected [16, 32]"),
+        ("gemv", 32, {"scales": torch.ones(16, 32)}, "has dtype F32, expected F16"),
+        ("gemv", 32, {"qzeros": None}, "m: quantized, and its tensor qzeros is missing"),
+        ("gemv", 32, {"qweight": torch.ones(4).int()}, "has shape [4], not a matrix's"),
+        ("gemv_fast", 128, {}, "m.scales has shape [32, 16], expected [8, 16]"),
+        ("gemv_fast", 36, {}, "m: 384 inputs are no whole number of 64 or of groups of 36"),
+        ("gemv_fast", 32, {"qweight": torch.ones(4, 96).short()}, "m: 96 inputs are no whole"),
+        ("gemv_fast", 32, {"qweight": torch.ones(4, 384).int()}, "dtype I32, expected I16"),
+        ("gemv_fast", 32, {"qzeros": torch.ones(32, 16).int()}, "dtype I32, expected F16"),
+        ("gemv_fast", 32, {"qzeros": None}, "m: quantized, and its tensor qzeros is missing"),
+    ],
+)
+def test_tensors_that_do_not_fit(stored, version, size, changes, words):
+    found, _ = stored(version, **changes)
     with pytest.raises(CheckpointError) as caught:
-        stored_gemv(stored(**changes), Declared(4, size, symmetric=False))
+        READ[version](found, Declared(4, size, symmetric=False))
     assert words in str(caught.value)
 
 
 def test_zero_points_of_symmetric_weights_are_looked_at(stored):
     symmetric = Declared(4, 32, symmetric=True)
     # What lies beyond the last group is zeros in any case.
-    assert stored_gemv(stored(symmetric=True), symmetric)
+    assert stored_gemv(stored("gemv", symmetric=True)[0], symmetric)
     with pytest.raises(CheckpointError, match="m: zero_point is false, and its zero points are n"):
-        stored_gemv(stored(), symmetric)
+        stored_gemv(stored("gemv")[0], symmetric)
 
 
 @pytest.mark.parametrize(
