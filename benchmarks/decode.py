@@ -30,7 +30,7 @@ from scoremode.schemes.compressed_tensors_weights import (
     nvfp4,
     pack_quantized,
 )
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fp8 import block_float8
 from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, Permuted
 from scoremode.schemes.qweight import Qweight

@@ -11,7 +11,7 @@ from scoremode.schemes import modelopt as schemes_modelopt
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.compressed_tensors_weights import float_quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked, input_tensors, shared_tensors
 from scoremode.schemes.packed import Packed

@@ -12,7 +12,7 @@ from scoremode.schemes import mlx, quark
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.bitsandbytes import FourBit, LlmInt8
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat
 from scoremode.schemes.hqq import PACKINGS
 from scoremode.schemes.resolve import resolve

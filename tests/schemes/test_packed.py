@@ -8,8 +8,7 @@ from support.schemes import same
 
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, FLOATS, Elements
 from scoremode.schemes.packed import Packed
 

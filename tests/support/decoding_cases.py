@@ -10,7 +10,7 @@ from scoremode.schemes import compressed_tensors_weights as ct
 from scoremode.schemes import modelopt
 from scoremode.schemes.awq import Gemv, zero_words
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fp8 import block_float8
 from scoremode.schemes.quark import weight

@@ -24,7 +24,7 @@ from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.compressed_tensors import FORMATS, Stored
 from scoremode.schemes.compressed_tensors_config import parse_quantization
 from scoremode.schemes.compressed_tensors_weights import pack_quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.packed import Packed
 
 Tensors = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.checkpoint.safetensors_files import TensorInfo
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.fp8 import block_float8
 from scoremode.schemes.gptq import GptqConfig, Overrides, overridden, size_of, stored_less_one

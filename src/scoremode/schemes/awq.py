@@ -31,8 +31,7 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Tensors,

@@ -28,7 +28,7 @@ from scoremode.schemes.compressed_tensors_weights import (
     nvfp4,
     pack_quantized,
 )
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Linear, Tensor, single
 from scoremode.schemes.library import Library

@@ -39,8 +39,7 @@ from typing import Any
 import torch
 
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
 from scoremode.schemes.packed import Packed
 

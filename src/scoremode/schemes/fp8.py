@@ -27,7 +27,7 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.compressed_tensors_weights import float_quantized, mx
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, UNTOLD, Headers, Layout, Linear, Tensor

@@ -26,8 +26,7 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import (
     FLOATS,
     Elements,

@@ -59,8 +59,7 @@ from scoremode.schemes import compressed_tensors_weights as compressed_tensors
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.compressed_tensors_weights import float_quantized, mx
-from scoremode.schemes.decoding.codes import Codes, round_float
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling, round_float
 from scoremode.schemes.decoding.unpack import Elements, Tensors
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked

@@ -22,7 +22,7 @@ from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors_weights import mx
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import Fields, TensorFormat
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import POWERS_OF_TWO, Headers, Layout, Linear, Tensor

@@ -11,8 +11,7 @@ import torch
 
 from scoremode.lib import fallback
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Quantized, Scaling
 from scoremode.schemes.decoding.unpack import (
     E4M3,
     FLOATS,

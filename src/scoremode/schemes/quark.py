@@ -29,8 +29,7 @@ from scoremode.schemes.compressed_tensors_weights import (
     integers_label,
     mx,
 )
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, not_decoded
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Linear, Tensor, single

@@ -21,8 +21,7 @@ import numpy as np
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.base import Scheme
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
 from scoremode.schemes.packed import Packed

@@ -24,8 +24,7 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors_weights import integers_label
-from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES
 from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor

@@ -39,8 +39,7 @@ from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Quantized, Scaling
 from scoremode.schemes.fp8 import block_float8, fp4, parse_fp8
 from scoremode.schemes.summary import summarize
 

@@ -20,7 +20,7 @@ from support.decoding_cases import (
 from support.kernel_twins import by_kernel, by_twin, launches
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:

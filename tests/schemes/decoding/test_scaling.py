@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 
 ROWS, COLUMNS = 13, 45
 

@@ -11,7 +11,7 @@ from support.families.float8_blocks import E4M3, config, quantize, spread, trans
 from support.schemes import DTYPES, decode, dtype_name, factor, random_weight, same
 
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fp8 import block_float8, parse_fp8
 from scoremode.schemes.packed import Packed
 

@@ -6,7 +6,7 @@ from support.families.modelopt import E4M3, fp8, fp8_block, fp8_block_weight, fp
 from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, decode, factor, random_weight, same
 
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.modelopt import float8
 from scoremode.schemes.packed import Packed
 

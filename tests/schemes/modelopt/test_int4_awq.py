@@ -7,7 +7,7 @@ from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.base import input_factor
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.modelopt import Int4Float8Awq, int4_awq
 from scoremode.schemes.packed import Packed
 

@@ -6,7 +6,7 @@ from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, decode, factor, same
 
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.modelopt import mxfp8
 from scoremode.schemes.packed import Packed

@@ -11,7 +11,7 @@ from support.schemes import DTYPES, build, decode, factor, preset, random_weight
 
 from scoremode.schemes import modelopt as schemes_modelopt
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.packed import Packed
 

@@ -22,7 +22,7 @@ from scoremode.schemes.awq import (
     zero_words,
 )
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")

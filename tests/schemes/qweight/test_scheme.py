@@ -11,7 +11,7 @@ from safetensors import safe_open
 from support.families.qweight import Recipe, quantize
 from support.schemes import DTYPES, decode, random_weight, same
 
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.qweight import Qweight
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qweight" / "linears.safetensors"

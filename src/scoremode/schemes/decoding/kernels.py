@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Scaling
 from scoremode.schemes.decoding.unpack import Elements
 
 # Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;

@@ -14,8 +14,7 @@ from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors_weights import int_quantized, pack_quantized
-from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Codes, Quantized, Scaling
 from scoremode.schemes.fields import TensorFormat
 
 CPU = choose_device("cpu", None, None)

@@ -10,8 +10,7 @@ from scoremode.engines.torch.weights.slot import Binding, Slot
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors_weights import float_quantized, int_quantized
-from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.codes import Quantized, Scaling
 from scoremode.schemes.fields import TensorFormat
 
 CPU = choose_device("cpu", None, None)
