@@ -271,10 +271,7 @@ def _tensor(rng: Random, files: Files, name: str) -> str:
         # Two names change places: one tensor's values are the other's.
         other = rng.randrange(len(found.tensors))
         mine, theirs = found.tensors[at], found.tensors[other]
-        found.tensors[at], found.tensors[other] = (
-            (theirs[0], *mine[1:]),
-            (mine[0], *theirs[1:]),
-        )
+        found.tensors[at], found.tensors[other] = ((theirs[0], *mine[1:]), (mine[0], *theirs[1:]))
     files[name] = found.write()
     return f"{how} of {tensor!r}: {kind} {dims}"
 

@@ -35,11 +35,7 @@ _MEMORY = 2 << 30
 
 
 def run(
-    cases: range,
-    seed: int,
-    workers: int,
-    verdict_of: Verdict | None = None,
-    only: str = "",
+    cases: range, seed: int, workers: int, verdict_of: Verdict | None = None, only: str = ""
 ) -> tuple[collections.Counter[str], list[str], list[tuple[float, int]]]:
     """How often each verdict was, what failed, and the longest cases' seconds and numbers, the longest
     first. `only`: a pattern in the names of the checkpoints that are mutated."""

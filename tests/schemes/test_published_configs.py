@@ -69,9 +69,7 @@ DENSE = {
     "Qwen--Qwen3-0.6B_config.json",
     "meta-llama--Meta-Llama-3.1-8B_config.json",
 }
-NO_CONFIGS = {
-    "int-quantized.W8A8-kvfp8.EXAONE-4.0-1.2B.recipe.yaml",
-}
+NO_CONFIGS = {"int-quantized.W8A8-kvfp8.EXAONE-4.0-1.2B.recipe.yaml"}
 
 
 @pytest.fixture

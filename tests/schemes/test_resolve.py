@@ -293,10 +293,7 @@ def test_activation_order_that_is_none(refusal, change):
     assert message == "m.weight_g_idx doesn't put 64 inputs into groups of 32"
 
 
-FP8 = {
-    "m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn),
-    "m.weight_scale": torch.ones(4, 1),
-}
+FP8 = {"m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn), "m.weight_scale": torch.ones(4, 1)}
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["format", "group's format"])

@@ -47,10 +47,7 @@ class Quantizer(Protocol):
     def codes(self) -> Codes: ...
 
     def quantize(
-        self,
-        x: torch.Tensor,
-        tensors: Tensors,
-        dtype: torch.dtype = torch.float32,
+        self, x: torch.Tensor, tensors: Tensors, dtype: torch.dtype = torch.float32
     ) -> Quantized:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I]; `dtype`: of the codes."""
         ...
@@ -161,10 +158,7 @@ class MinimumScheme(FactoredScheme, Protocol):
 
 
 def factors_of(
-    scheme: FactoredScheme,
-    tensors: Tensors,
-    out: torch.Tensor,
-    scratch: Scratch,
+    scheme: FactoredScheme, tensors: Tensors, out: torch.Tensor, scratch: Scratch
 ) -> Quantized:
     """Fills `out` [O, I] with a weight's codes, each exact in its dtype; the weight as those and all
     that belongs to them."""
@@ -249,9 +243,4 @@ class Dense:
         out.copy_(tensors[self.name])
 
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

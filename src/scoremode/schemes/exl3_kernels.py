@@ -20,11 +20,7 @@ _MUL1 = tl.constexpr(CODEBOOKS.index("mul1"))
 
 
 def decode(
-    out: torch.Tensor,
-    trellis: torch.Tensor,
-    suh: torch.Tensor,
-    svh: torch.Tensor,
-    codebook: str,
+    out: torch.Tensor, trellis: torch.Tensor, suh: torch.Tensor, svh: torch.Tensor, codebook: str
 ) -> None:
     """Fills `out` [O, I], contiguous, with the effective weight, rounded once from float32.
 

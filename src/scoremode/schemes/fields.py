@@ -183,9 +183,7 @@ class UnreadCache:
         return f"not decoded: {self.why}"
 
 
-def declared_cache(
-    parse: Callable[[], TensorFormat | None],
-) -> TensorFormat | UnreadCache | None:
+def declared_cache(parse: Callable[[], TensorFormat | None]) -> TensorFormat | UnreadCache | None:
     """The format of keys and values that `parse` finds, or why it can't be read."""
     try:
         return parse()

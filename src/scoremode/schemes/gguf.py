@@ -33,12 +33,7 @@ from scoremode.checkpoint.safetensors_files import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
 from scoremode.lib import fallback
 from scoremode.schemes.activations.ggml import GgmlInputs
-from scoremode.schemes.base import (
-    Dense,
-    Scheme,
-    Scratch,
-    Wrapped,
-)
+from scoremode.schemes.base import Dense, Scheme, Scratch, Wrapped
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Tensors, row_blocks
 from scoremode.schemes.fields import shown

@@ -52,11 +52,7 @@ class Tensor(NamedTuple):
 
 
 def single(
-    dtype: str = "F32",
-    shape: Shape = (),
-    dtypes: tuple[str, ...] = (),
-    *,
-    optional: bool = False,
+    dtype: str = "F32", shape: Shape = (), dtypes: tuple[str, ...] = (), *, optional: bool = False
 ) -> Tensor:
     """A tensor of a single value, which may have any rank."""
     return Tensor(dtype, shape, dtypes, _SINGLE, optional)

@@ -27,17 +27,11 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Scaling
-from scoremode.schemes.decoding.unpack import (
-    FLOATS,
-    Elements,
-    Tensors,
-    row_blocks,
-    unpack,
-)
+from scoremode.schemes.decoding.unpack import FLOATS, Elements, Tensors, row_blocks, unpack
 from scoremode.schemes.fields import Fields, not_decoded, shown
 from scoremode.schemes.fused_experts import Expert, Stacked
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
-from scoremode.schemes.library import Library
+from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.patterns import plain
 
@@ -59,7 +53,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class MlxConfig:
+class MlxConfig(TensorsDecide):
     """The fields of the config that decide what a weight means.
 
     - `default`: of modules that are not named.
@@ -69,10 +63,6 @@ class MlxConfig:
 
     default: Mode
     named: Mapping[str, Mode | None]
-
-    @property
-    def kv_cache(self) -> None:
-        return None
 
     def claims(self, module: str) -> bool:
         """True where the module is named; mlx-lm takes others for what they are stored as."""

@@ -27,10 +27,7 @@ from scoremode.schemes.fields import Fields, shown
 
 # Last components of embeddings' names; every other module with a quantized weight is a linear.
 EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _OUTER = frozenset(("model", "language_model"))
 _WHOLE = {part: whole for whole, parts in _FUSED.items() for part in parts}
 

@@ -107,10 +107,7 @@ def text(content: bytes) -> torch.Tensor:
             stored(**{"weight.absmax": None}) | {"n.weight.absmax": torch.ones(1)},
             "m: quantized, and its tensor weight.absmax is missing",
         ),
-        (
-            stored(**{"weight.absmax": torch.ones(8)}),
-            "m.weight.absmax has shape [8], expected [9]",
-        ),
+        (stored(**{"weight.absmax": torch.ones(8)}), "m.weight.absmax has shape [8], expected [9]"),
         (
             stored(**{"weight.absmax": torch.ones(9).half()}),
             "weight.absmax has dtype F16, expected F32",

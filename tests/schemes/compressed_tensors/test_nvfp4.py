@@ -2,15 +2,7 @@
 
 import pytest
 import torch
-from support.schemes import (
-    DTYPES,
-    build,
-    decode,
-    decompress,
-    factor,
-    preset,
-    same,
-)
+from support.schemes import DTYPES, build, decode, decompress, factor, preset, same
 
 SCHEME, FORM = preset("NVFP4A16")
 

@@ -66,10 +66,7 @@ def test_bits_per_weight(tmp_path):
         (stored(svh=torch.ones(128)), "m.svh has dtype F32, expected F16"),
         (stored(suh=torch.ones(128).half()), "m.suh has shape [128], expected [256]"),
         (stored(su=torch.ones(16).short()), "m: it has both su and suh"),
-        (
-            stored(svh=None, sv=torch.ones(9).short()),
-            "m.sv has shape [9], expected [8]",
-        ),
+        (stored(svh=None, sv=torch.ones(9).short()), "m.sv has shape [9], expected [8]"),
         (stored(svh=None, sv=torch.ones(8).half()), "m.sv has dtype F16, expected I16"),
         (stored(trellis=torch.zeros(16, 8, 48).int()), "m.trellis has dtype I32, expected I16"),
         (stored(trellis=torch.zeros(16, 384).short()), "shape [16, 384], not [n, n, n]"),

@@ -24,10 +24,7 @@ def random(rows: int, columns: int, groups: int) -> dict[str, torch.Tensor]:
     """All codes, -8 too, which no quantizer makes often."""
     generator = torch.Generator().manual_seed(rows)
     packed = torch.randint(0, 256, (rows // 2, columns), generator=generator).to(torch.uint8)
-    return {
-        "weight": packed,
-        "weight_scale": torch.rand(rows, groups, generator=generator) + 0.01,
-    }
+    return {"weight": packed, "weight_scale": torch.rand(rows, groups, generator=generator) + 0.01}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -102,10 +102,7 @@ def test_golden_files_of_gptqmodel_and_auto_round():
         stored = {k.partition(".")[2]: t for k, t in tensors.items() if k.startswith(f"{name}.")}
         expected = stored.pop("weight_dense")
         recipe = Recipe(
-            about["bits"],
-            about["group_size"],
-            less_one=about["less_one"],
-            ordered="order" in name,
+            about["bits"], about["group_size"], less_one=about["less_one"], ordered="order" in name
         )
         assert expected.dtype == torch.float16, name
         same(decode(build(recipe, expected.shape), stored, torch.float16), expected)

@@ -61,12 +61,7 @@ def quantize(weight: torch.Tensor, bits: int, size: int) -> Tensors:
     dense = (q.to(dtype) * scale[..., None] + bias[..., None]).view(rows, columns)
     stream = (q.int().view(rows, columns, 1) >> torch.arange(bits)) & 1
     words = (stream.view(rows, -1, 32).long() << torch.arange(32)).sum(2)
-    return {
-        "weight": words.to(torch.uint32),
-        "scales": scale,
-        "biases": bias,
-        "dense": dense,
-    }
+    return {"weight": words.to(torch.uint32), "scales": scale, "biases": bias, "dense": dense}
 
 
 def make_pair(

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from support.models import (
-    edit_config,
-    edit_tensors,
-    make_checkpoint,
-)
+from support.models import edit_config, edit_tensors, make_checkpoint
 from support.quantized import LibraryLinear, config_of, preset
 from support.schemes import arguments, compress, decompress, group, quantization
 

@@ -67,11 +67,7 @@ def quantize(weight: torch.Tensor, kind: str) -> Tensors:
         dense = (E2M1[codes] * groups.sign() * scale).view(exact.shape)
         codes = (codes + 8 * (groups < 0)).view(exact.shape).to(torch.uint8)
         packed = codes[:, 0::2] | codes[:, 1::2] << 4
-        return {
-            "weight": packed,
-            "weight_scale": (exponent + 127).to(torch.uint8),
-            "dense": dense,
-        }
+        return {"weight": packed, "weight_scale": (exponent + 127).to(torch.uint8), "dense": dense}
     if kind in ("int4", "uint4"):
         return _in_words(exact, signed=kind == "int4")
     if kind == "int8":

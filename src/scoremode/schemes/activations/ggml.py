@@ -54,10 +54,7 @@ class GgmlInputs:
         return Codes("float16" if self.kind == "F16" else "float")
 
     def quantize(
-        self,
-        x: torch.Tensor,
-        tensors: Tensors,
-        dtype: torch.dtype = torch.float32,
+        self, x: torch.Tensor, tensors: Tensors, dtype: torch.dtype = torch.float32
     ) -> Quantized:
         """Codes, scales and sums of `x` float [..., I], rows flattened to [N, I].
 

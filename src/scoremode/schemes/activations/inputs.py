@@ -92,10 +92,7 @@ class Inputs:
         return Codes(kind, None, None if local else f.group_size)
 
     def quantize(
-        self,
-        x: torch.Tensor,
-        tensors: Tensors,
-        dtype: torch.dtype = torch.float32,
+        self, x: torch.Tensor, tensors: Tensors, dtype: torch.dtype = torch.float32
     ) -> Quantized:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I].
 

@@ -37,11 +37,7 @@ _OUTPUTS_TILE = (32, 32, 4)
 # Scales that a program pairs with their zero points.
 _PAIRS_TILE = 1024
 # Triton's dtypes of torch's, that values are rounded to.
-ROUNDING = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
+ROUNDING = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def decode(
