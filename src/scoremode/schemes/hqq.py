@@ -8,7 +8,7 @@ so is the product.
 
 In a `quantization_config` one `quant_config` is for all linears, or there is one for each kind of them
 by its tag: a module's name without `model`, `layers` and numbers. Beside codes, scales and zeros each
-module has its parameters once more, as small tensors, texts as a byte a letter, and they decide. Of a
+module has its parameters once more, as small tensors, texts as a byte a letter, and they decide. By a
 config alone scales and zeros have the model's dtype, and groups lie along axis 1 where nothing is said.
 Source: transformers 5.23, `HqqConfig`, `prepare_for_hqq_linear`; hqq 0.2.8, `BaseQuantizeConfig`,
 `Quantizer.dequantize`, `BitPack`.
