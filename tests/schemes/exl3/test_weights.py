@@ -108,8 +108,3 @@ def test_factors_that_are_no_numbers():
     stored["dense"] = dense(stored)
     assert stored["dense"].isnan().sum() >= 128 and stored["dense"].isinf().any()
     same(decode(scheme_of(stored, "mcg"), stored, torch.float32), stored["dense"])
-
-
-def test_labels():
-    scheme = Exl3((128, 256), 3, "mul1")
-    assert scheme.label == "EXL3 3 bits mul1" and scheme.inputs is None

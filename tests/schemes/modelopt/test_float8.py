@@ -52,14 +52,3 @@ def test_codes_have_the_scale_as_it_is_stored():
     codes, scale = factor(scheme_of(stored, "tensor"), stored, E4M3)
     same(codes, stored["weight"])
     assert (scale.float() == stored["weight_scale"]).all()
-
-
-def test_labels():
-    from scoremode.schemes.activations.inputs import Inputs
-    from scoremode.schemes.fields import TensorFormat
-
-    static = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
-    token = Inputs(TensorFormat(8, "float", "token", dynamic=True), ())
-    assert float8(Scaling((4, 4), "tensor"), inputs=static).label == "FP8"
-    assert float8(Scaling((4, 4), "channel"), inputs=token).label == "FP8_DYNAMIC"
-    assert float8(Scaling((4, 4), "block", block=(8, 8))).label == "FP8 W8A16 block 8x8"

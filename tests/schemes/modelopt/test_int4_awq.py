@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.families.modelopt import E4M3, int4, int4_float8, int4_float8_weight, int4_weight
+from support.families.modelopt import E4M3, int4_float8, int4_float8_weight, int4_weight
 from support.families.modelopt_golden import golden
 from support.schemes import DTYPES, decode, factor, random_weight, same
 
@@ -67,9 +67,3 @@ def test_float8_of_integers(shape):
     product = codes.float() * stored["weight_scale_2"]
     same(product + 0.0, int4_float8_weight(stored, torch.float32) + 0.0)
     assert codes.float().abs().max() == 448
-
-
-def test_labels():
-    weight = random_weight(4, 256, torch.bfloat16)
-    assert scheme_of(int4(weight)).label == "W4A16 AWQ g128"
-    assert scheme_of(int4_float8(weight)).label == "W4AFP8 AWQ g128"

@@ -89,13 +89,6 @@ def test_equals_compressed_tensors_of_the_converted_file(power):
     )
 
 
-def test_labels():
-    stored = every_code(1.0)
-    assert scheme_of(stored).label == "NVFP4A16"
-    assert scheme_of(stored, inputs=INPUTS).label == "NVFP4"
-    assert scheme_of(stored, inputs=INPUTS, is_awq=True).label == "NVFP4 AWQ"
-
-
 def reference(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """ModelOpt's `fp8_quantize_scale` and `fp4_round_magnitude`, value by value."""
     groups = x.unflatten(-1, (-1, 16))
