@@ -118,7 +118,7 @@ def test_layers_in_blocks_of_float8(tmp_path):
             found(extra)
     with pytest.raises(CheckpointError, match="float8 with input_scale: not decoded"):
         found({"l.self_attn.q": FLOAT8}, **{"l.self_attn.q.input_scale": torch.ones(())})
-    with pytest.raises(UnsupportedFormat, match=r"extra_config, l\.self_attn\.q: data_type 'fp8'"):
+    with pytest.raises(UnsupportedFormat, match=r"extra_config, l\.self_attn\.q, data_type 'fp8'"):
         found({"l.self_attn.q": FLOAT8 | {"group_size": -1}})
 
 
