@@ -30,6 +30,7 @@ from scoremode.text.batching import lay
 # Kinds of layers whose masks say all that a token sees.
 _KINDS = {"full_attention", "sliding_attention"}
 # By whether it is float32 that nothing rounds: how far a state may move, as a part of its length, and
+# of what the layer adds to it where only other windows' tokens changed, in a row of the same shape.
 _ROUNDING = {True: 1e-3, False: 0.1}
 _LEAK = {True: 1e-4, False: 0.02}
 # The same of an embedding, to which nothing but a projection adds up.
