@@ -81,7 +81,11 @@ def observe(source: Path, ids: torch.Tensor, see: Callable[[str, torch.Tensor], 
             logging.enable_progress_bar()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(lambda _, args, name=name: see(name, args[0]))
+
+            def hook(_, args: tuple[torch.Tensor, ...], name: str = name) -> None:
+                see(name, args[0])
+
+            module.register_forward_pre_hook(hook)
     model.model(ids)
 
 
