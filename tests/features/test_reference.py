@@ -62,7 +62,7 @@ def test_a_base_against_itself_is_exactly_zero(kept, base, text, tmp_path):
 
 def test_both_perplexities_are_those_of_ppl(kept, base, quant, text, tmp_path):
     record = measure(request(quant, text, tmp_path, reference=str(kept))).record.document
-    alone = [measure(request(model, text, tmp_path)).record for model in (quant, base)]
+    alone = [measure(request(model, text, tmp_path)).record.document for model in (quant, base)]
     for name in ("ppl", "nll", "bits_per_byte"):
         assert record["metrics"][name] == alone[0]["metrics"][name]
         assert record["metrics"][f"{name}_base"] == alone[1]["metrics"][name]
