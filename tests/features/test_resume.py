@@ -98,12 +98,16 @@ def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, flags, tmp_p
     assert ours["metrics"] == theirs["metrics"]
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing_half_written(command, tmp_path):
+def test_a_full_disk_is_one_clear_line_and_with_room_the_run_goes_on(command, whole, tmp_path):
     code, _, err = call(limited, [*command, str(tmp_path / "runs")])
     assert code == 1
     (line,) = err.splitlines()
     assert "cannot be written" in line and str(tmp_path) in line
     assert list(tmp_path.rglob("*.scoremode-tmp")) == []
+    assert main([*command, str(tmp_path / "runs"), "--resume"]) == 0
+    ((folder, record),) = find_runs(tmp_path / "runs")
+    assert record["metrics"] == read_record(whole)["metrics"]
+    assert (folder / "scores.parquet").read_bytes() == (whole / "scores.parquet").read_bytes()
 
 
 def limited(words: list[str]) -> int:
