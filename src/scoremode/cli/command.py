@@ -6,7 +6,6 @@ A command is a class: its flags are those that it has and inherits, `run` is wha
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +13,6 @@ from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import calibration_of, has_kept_text, text_and_protocol
 from scoremode.errors import GateNotMet, UsageError
-from scoremode.lib.json import print_json
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import Flags
 from scoremode.spec.run import Gates, Model, Output, Sharding, Table, TokenText
@@ -142,6 +140,8 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     check_folder(spec.output)
     options = engine_options(spec, spec.engine)
     if session.ranks is not None:
+        from dataclasses import replace
+
         options = replace(options, device=session.ranks.take_device(spec.device))
     from scoremode.runs.request import Request
     from scoremode.startup.warmup import libraries
@@ -260,6 +260,8 @@ def print_result(
     """Prints a command's result in place of the screen, in a form; `quiet`: but for JSON nothing."""
     session.screen.clear()
     if form == "json":
+        from scoremode.lib.json import print_json
+
         print_json(value)
     elif not quiet:
         print(rendered(document(value), form), end="")

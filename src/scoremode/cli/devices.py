@@ -8,7 +8,6 @@ import io
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
@@ -158,6 +157,8 @@ def _follow(spec: Command, session: Session, place: "Place") -> int:
         # Not hidden: the first rank raises it, or this one says it.
         except Exception as error:  # noqa: BLE001
             if is_debugging():
+                import traceback
+
                 traceback.print_exception(error)
             is_told = ranks.fail(error)
             if not is_told and line is not None:

@@ -4,9 +4,7 @@ A flag that an engine can't obey is refused with the reason; one that changes no
 accepted, so that a command line written for the other one runs.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from scoremode.errors import UsageError
@@ -56,7 +54,7 @@ def options_of(spec: Engine, names: Sequence[str]) -> "dict[str, TorchOptions | 
 
 def reference_options(spec: Engine) -> "TorchOptions":
     """The torch engine's in float32, with all that the flags say of its device and memory."""
-    return replace(torch_options(_without(spec, "vllm")), dtype="float32")
+    return torch_options(_without(spec, "vllm").but(dtype="float32"))
 
 
 def torch_options(spec: Engine) -> "TorchOptions":
@@ -132,6 +130,8 @@ def engine_arguments(
 
     Raises UsageError for what has a flag of its own, and for what is set by us alone.
     """
+    import json
+
     flags = {n for n, f in spec.flags.items() if f.part == "engine" and f.engine != "torch"}
     result = {}
     for pair in pairs:
@@ -154,6 +154,8 @@ def engine_arguments(
 
 def torch_cache(name: str | None, scales: str | None) -> "Literal['none', 'as-declared'] | KvCache":
     """The torch engine's option for both flags' values. Raises UsageError."""
+    from dataclasses import replace
+
     from scoremode.engines.kv_formats import AS_DECLARED, AS_IT_IS, parse_kv_cache
 
     name = name or AS_IT_IS

@@ -1,7 +1,6 @@
 """The command line: `scoremode COMMAND …`. One file a command; nothing heavy is imported here."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -118,6 +117,8 @@ def _suggestion(error: ScoremodeError, argv: Sequence[str]) -> str:
     """The end of an error's line: nothing, or the command with the flags it names, to be copied."""
     if not error.instead:
         return ""
+    import shlex
+
     command = shlex.join(["scoremode", *_corrected(argv, error.instead)])
     # A text of pages on the command line is nothing to copy.
     return f"; such as: {command}" if command.isprintable() and len(command) <= _LONGEST else ""

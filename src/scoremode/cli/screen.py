@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from scoremode.errors import escaped
@@ -254,7 +253,6 @@ def _columns(stream: TextIO) -> int:
         return 80
 
 
-@dataclass
 class Session:
     """One command at work, beside what is asked of it.
 
@@ -262,11 +260,10 @@ class Session:
     - `place`: this process's among several, `ranks`: these; None where it is alone.
     """
 
-    command: tuple[str, ...]
-    screen: Screen
-    clock: StageClock
-    place: "Place | None" = None
-    ranks: "Ranks | None" = None
+    def __init__(self, command: tuple[str, ...], screen: Screen, clock: StageClock):
+        self.command, self.screen, self.clock = command, screen, clock
+        self.place: Place | None = None
+        self.ranks: Ranks | None = None
 
 
 @contextmanager

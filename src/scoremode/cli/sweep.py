@@ -7,13 +7,11 @@ A file may come from a stranger, and running it is no consent to all that it ask
 comes from the command line alone, and nothing is written outside the file's own folder.
 """
 
-import datetime
-import glob
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.command import Command, model_of, print_result, rendered
 from scoremode.cli.screen import Session
 from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of, words_of
-from scoremode.lib.json import json_text
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import Flag, Group, PathName, Switch
 from scoremode.spec.run import Form, Quiet
@@ -54,7 +51,7 @@ _KEYS = ("base", "models", "output", "texts", "protocols", "flags")
 _MOST_PARTS = 32
 _MOST_BYTES = 1 << 17
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
-_LONG_KEY = re.compile(rf"(?:^|[{{,])[ \t\[]*(?:{_PART}){{{_MOST_PARTS}}}", re.MULTILINE)
+_LONG_KEY = rf"(?:^|[{{,])[ \t\[]*(?:{_PART}){{{_MOST_PARTS}}}"
 _CONSENT = Group(
     "consent", "what FILE can't say, since it may come from somebody else; applies to all models"
 )
@@ -106,10 +103,12 @@ class Sweep(Command):
 
 def requests_of(specs: "Sequence[Kld]", session: Session) -> "list[Request]":
     """The request of each spec; where the session has no command line, its own is in the records."""
-    return [
-        spec.request(replace(session, command=session.command or ("scoremode", *spec.words())))
-        for spec in specs
-    ]
+    requests = []
+    for spec in specs:
+        own = copy(session)
+        own.command = session.command or ("scoremode", *spec.words())
+        requests.append(spec.request(own))
+    return requests
 
 
 def read_sweep_file(
@@ -141,7 +140,7 @@ def _spec(file: Path) -> dict[str, Any]:
 
     try:
         text = read_regular(file, _MOST_BYTES).decode()
-        if found := _LONG_KEY.search(text):
+        if found := re.search(_LONG_KEY, text, re.MULTILINE):
             line = text.count("\n", 0, found.start()) + 1
             raise UsageError(f"{file}, line {line}: its key has more than {_MOST_PARTS} parts")
         return tomllib.loads(text)
@@ -243,6 +242,8 @@ def _found(name: str, folder: Path | None) -> str:
     if os.path.exists(place):  # noqa: PTH110
         return place
     if any(c in name for c in "*?[") and ":" not in name:
+        import glob
+
         # The folder's own name is no pattern.
         return _no_flag(str(Path(glob.escape(str(folder))) / name))
     return place if name.startswith(("./", "../", "~")) else name
@@ -307,6 +308,8 @@ def _relative(flag: Flag[Any, Any], value: Any, folder: Path) -> Any:
 
 def _check(section: str, flag: Flag[Any, Any], value: Any) -> None:
     """Raises UsageError for a value of a type that no flag takes."""
+    import datetime
+
     if isinstance(value, list | tuple):
         for each in value:
             _check(section, flag, each)
@@ -405,6 +408,8 @@ def print_outcome(
             print(f"scoremode: {line_of(error)}", file=sys.stderr)
     session.screen.clear()
     if form == "json":
+        from scoremode.lib.json import json_text
+
         value = {"sweep": outcome.manifest, "comparisons": found}
         # ASCII: a model's name may hold what does something to a terminal.
         sys.stdout.write(json_text(value, ascii_only=True).rstrip("\n") + "\n")

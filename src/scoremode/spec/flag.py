@@ -11,16 +11,16 @@ flag of the command line alone: type checkers leave it out of the keywords.
 """
 
 import argparse
-import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from copy import copy
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     Self,
     TypeVar,
@@ -29,6 +29,9 @@ from typing import (
 )
 
 from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from dataclasses import KW_ONLY
 
 __all__ = [
     "MOST_USED",
@@ -49,12 +52,12 @@ __all__ = [
 
 Given = TypeVar("Given")
 Value = TypeVar("Value")
+T = TypeVar("T")
 # The subject of a flag.
 Part = Literal["model", "text", "protocol", "engine", "comparison", "output"]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A heading of a help text, and the line below it."""
 
     title: str
@@ -65,7 +68,14 @@ class Group:
 MOST_USED = Group("most used")
 
 
-@dataclass(eq=False)
+@dataclass_transform(eq_default=False)
+def _attributes_are_keywords(cls: type[T]) -> type[T]:
+    """Says to type checkers what `Flag.__init__` does: a dataclass would take --help longer to build
+    than all the flags."""
+    return cls
+
+
+@_attributes_are_keywords
 class Flag(Generic[Given, Value]):
     """A flag; `Given` is the type that Python callers may pass, `Value` the type of its value.
 
@@ -90,7 +100,7 @@ class Flag(Generic[Given, Value]):
 
     help: str
     metavar: str | None = None
-    _: KW_ONLY
+    _: "KW_ONLY"
     read: Callable[[str], Any] = str
     default: Any = None
     choices: Sequence[Any] | None = None
@@ -120,9 +130,13 @@ class Flag(Generic[Given, Value]):
     longest: int | None = None
     name: str = ""
 
-    def __post_init__(self) -> None:
-        if self.switch and self.default is None:
-            self.default = False
+    if not TYPE_CHECKING:
+
+        def __init__(self, help, metavar=None, **settings):
+            assert settings.keys() <= Flag.__annotations__.keys(), settings
+            self.__dict__.update(help=help, metavar=metavar, **settings)
+            if self.switch and self.default is None:
+                self.default = False
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -140,7 +154,9 @@ class Flag(Generic[Given, Value]):
 
     def but(self, **changes: Any) -> Self:
         """Returns this flag with changes, for another command."""
-        return dataclasses.replace(self, **changes)
+        flag = copy(self)
+        flag.__dict__.update(changes)
+        return flag
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,7 +201,7 @@ class Flag(Generic[Given, Value]):
         name = "argument " + "/".join(self.names)
         if given is True or isinstance(given, list | tuple):
             raise argparse.ArgumentTypeError(f"{name}: expected one argument")
-        text = json.dumps(given) if isinstance(given, Mapping) else str(given)
+        text = _text(given)
         try:
             value = self.read(text)
         except argparse.ArgumentTypeError as error:
@@ -205,10 +221,18 @@ class Flag(Generic[Given, Value]):
             return [self.spelled]
         if isinstance(given, Sequence) and not isinstance(given, str):
             return [word for each in given for word in self.words(each)]
-        text = json.dumps(given) if isinstance(given, Mapping) else str(given)
+        text = _text(given)
         if self.longest is not None and len(text) > self.longest:
             text = f"<{len(text)} characters>"
         return [text] if self.positional else [f"{self.spelled}={text}"]
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, Mapping):
+        return str(given)
+    import json
+
+    return json.dumps(given)
 
 
 Name = Flag[str | None, str | None]

@@ -1,11 +1,10 @@
 """Flags of a text and its protocol, in the order of the help texts."""
 
 import argparse
-import datetime
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from scoremode.spec.flag import (
     MOST_USED,
@@ -19,6 +18,9 @@ from scoremode.spec.flag import (
     Quantity,
 )
 from scoremode.spec.values import date_of, object_of, rule_of, tokens_of, whole
+
+if TYPE_CHECKING:
+    import datetime
 
 __all__ = [
     "CALIBRATIONS",
@@ -36,7 +38,7 @@ __all__ = [
 
 # An object in JSON, and a day.
 Values = Flag[Mapping[str, Any] | str | None, dict[str, Any] | None]
-Day = Flag[datetime.date | str | None, datetime.date | None]
+Day: TypeAlias = "Flag[datetime.date | str | None, datetime.date | None]"
 TEXT = Group("text", "default: WikiText-2's test split, from the hub")
 CONVERSATIONS = Group("conversations", "how chats are scored")
 PROTOCOL = Group(

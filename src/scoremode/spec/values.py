@@ -1,13 +1,14 @@
 """Readers of flags' values, from text: each raises argparse's error for what is none."""
 
-import datetime
-import json
 import math
 import re
 from argparse import ArgumentTypeError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ProtocolError, UsageError
+
+if TYPE_CHECKING:
+    import datetime
 
 __all__ = [
     "Limit",
@@ -99,8 +100,10 @@ def bytes_of(text: str) -> int:
     return size
 
 
-def date_of(text: str) -> datetime.date:
+def date_of(text: str) -> "datetime.date":
     """`2025-01-31` → that day."""
+    import datetime
+
     try:
         return datetime.date.fromisoformat(text)
     except ValueError:
@@ -109,6 +112,8 @@ def date_of(text: str) -> datetime.date:
 
 def object_of(text: str) -> dict[str, Any]:
     """An object in JSON."""
+    import json
+
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
