@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support import specs
+from support.records import typed
 
 from scoremode.cli.main import main
 from scoremode.cli.screen import shown
@@ -77,7 +78,7 @@ def test_rows_drawn_are_recorded_and_audited(demo, rows, tmp_path, capsys):
     def wrong(change: dict, *files) -> set[str]:
         findings = Findings()
         held = {**record, "corpus": corpus | change}
-        audited_plan(held, Sources(tokenizer=model, files=files), findings)
+        audited_plan(typed(held), Sources(tokenizer=model, files=files), findings)
         return {f"{f.part} {f.name}" for f in findings.found if f.status == "wrong"}
 
     assert wrong({}) == wrong({}, rows) == set()

@@ -275,7 +275,12 @@ def catch_bus_errors() -> None:
         ctypes.CDLL(None, use_errno=True).sigaction(signal.SIGBUS, ctypes.byref(action), None)
 
 
+# Never released: several threads may read the lost pages, and the first one ends the process.
+_fault = threading.Lock()
+
+
 def _end_by_fault(number: int, info: int, context: int) -> None:
+    _fault.acquire()
     address = ctypes.c_uint64.from_address(info + _ADDRESS_AT).value
     name = _mapped_at(address)
     what = (
