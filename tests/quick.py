@@ -6,7 +6,9 @@ fixtures. test_quick.py fails where a name in it is no test's any more, and `mak
 takes more than LIMIT.
 """
 
+import io
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -20,15 +22,20 @@ BUDGET, LIMIT = 270.0, 20.0
 MANY = 1000
 TESTS = Path(__file__).parent
 LIST = TESTS / "slow.txt"
+# In a second of what /proc counts; None where there is no /proc.
+TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else None
 
 
 def cpu_seconds() -> float:
-    """Of this process, of its children that have ended, and of what support/warm.py has forked."""
+    """Of this process, of its children that have ended, and of what support/warm.py has forked.
+
+    It is asked while a test's patches hold, of Path.read_text and os.sysconf among others."""
     seconds = sum(os.times()[:4])
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if server is not None and Path(f"/proc/{server}/stat").exists():
-        fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
-        seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    if server is not None and TICKS is not None:
+        with io.FileIO(f"/proc/{server}/stat") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        seconds += sum(map(int, fields[11:15])) / TICKS
     return seconds
 
 
