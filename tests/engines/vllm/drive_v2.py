@@ -13,7 +13,7 @@ from vllm import PoolingParams
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
 from scoremode.engines.vllm.prompts import COLUMNS, ScoreRequest
-from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler
+from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler, _collect, _Span
 from scoremode.head.rows import RowSums
 
 ENTRIES, WIDTH = 50, 8
@@ -74,6 +74,38 @@ def check(rows, ids, hidden, wanted=None, first=0):
     assert np.array_equal(values["top1"], z.argmax(1)), "top-1"
 
 
+def check_account() -> None:
+    """The pooler's own account of a prompt, against what a scheduler should never do."""
+    ids = torch.arange(10)
+
+    def steps(*spans, first=0, chosen=None):
+        kept, out = [], None
+        for begin, end in spans:
+            span = _Span(0, begin, end, 10, ScoreRequest(first=first, chosen=chosen), ids)
+            # A step's states are numbered by the tokens that they are of.
+            states = span.rows_of(torch.arange(begin, end)[:, None])
+            assert states[:, 0].tolist() == span.places.tolist()
+            out = _collect(kept, span, torch.from_numpy(span.targets.astype("float32"))[:, None])
+        return out[:, 0].tolist()
+
+    wanted = [float(i) for i in range(1, 10)]
+    assert steps((0, 10)) == steps((0, 4), (4, 5), (5, 10)) == wanted
+    # Preempted after four, from the start again.
+    assert steps((0, 4), (0, 6), (6, 10)) == wanted
+    assert steps((0, 4), (4, 10), first=6) == wanted[6:]
+    # With gaps between what is scored.
+    some = np.array([0, 2, 3, 7], np.int32)
+    for spans in [((0, 10),), ((0, 3), (3, 6), (6, 7), (7, 10)), ((0, 4), (0, 6), (6, 10))]:
+        assert steps(*spans, chosen=some) == [1.0, 3.0, 4.0, 8.0]
+    for wrong in [((0, 4), (5, 10)), ((0, 4), (3, 10)), ((4, 10),), ((0, 4), (4, 8), (4, 10))]:
+        try:
+            steps(*wrong)
+        except RuntimeError as error:
+            assert "skipped some or repeated them" in str(error)
+        else:
+            raise AssertionError(f"{wrong} passed")
+
+
 def main() -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(
@@ -122,6 +154,7 @@ def main() -> None:
     else:
         raise AssertionError("a prompt with a gap was scored")
     runner.dummy_pooler_run(torch.randn(40, WIDTH))
+    check_account()
     print("ok")
 
 

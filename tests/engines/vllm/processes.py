@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from engines.vllm.checkpoints import FORMATS
 from engines.vllm.dtypes import SERVED
 from engines.vllm.references import LLAMA_CPP
@@ -121,10 +122,8 @@ def _both(form: str = "dense", environment: dict[str, str] | None = None, **more
 
 # Too slow for every time: `make test-vllm-all`.
 _MATRIX: dict[str, dict[str, Start]] = {
-    **{
-        f"{form}, two ranks": _both(form, TWO_RANKS, tensor_parallel_size=2)
-        for form in ("W4A16", "W8A8", "FP8")
-    },
+    **{form: _both(form) for form in FORMATS if form not in ("dense", "W4A16")},
+    **{f"{form}, two ranks": _both(form, TWO_RANKS, tensor_parallel_size=2) for form in FORMATS},
     **{
         f"{form}, two stages": {
             "ours": replace(_ours(form, pipeline_parallel_size=2), environment=TWO_RANKS)
@@ -132,19 +131,27 @@ _MATRIX: dict[str, dict[str, Start]] = {
         for form in ("dense", "W4A16")
     },
     "dense, two stages on Ray": {"ours": _on_ray(pipeline_parallel_size=2)},
+    "float32, chunked": {"ours": _ours(dtype="float32", max_num_batched_tokens=96, max_num_seqs=4)},
+    "measured, two ranks": {
+        "base": replace(
+            _measured("dense", _base_against_itself("two ranks"), tensor_parallel_size=2),
+            environment=TWO_RANKS,
+        )
+    },
 }
 # The longest first.
 _USUAL: dict[str, dict[str, Start]] = {
-    "dense, two ranks": _both("dense", TWO_RANKS, tensor_parallel_size=2),
-    # In float32 a batch moves a token by no more than rounding.
+    # In float32 neither a batch nor ranks move a token by more than rounding.
+    "float32, two ranks": {
+        "ours": replace(_ours(dtype="float32", tensor_parallel_size=2), environment=TWO_RANKS)
+    },
     "float32": {
         "plain": _ours(dtype="float32"),
-        "chunked": _ours(dtype="float32", max_num_batched_tokens=96, max_num_seqs=4),
         "preempted": _ours(
             dtype="float32",
             max_num_batched_tokens=128,
             max_num_seqs=4,
-            # Four prompts advance together, into a cache that holds one and a half.
+            # Four prompts advance together, in chunks, into a cache that holds one and a half.
             long_prefill_token_threshold=32,
             block_size=32,
             num_gpu_blocks_override=13,
@@ -153,14 +160,7 @@ _USUAL: dict[str, dict[str, Start]] = {
         ),
         "cached": _ours(dtype="float32", enable_prefix_caching=True),
     },
-    "dense, two ranks on Ray": {"ours": _on_ray(tensor_parallel_size=2)},
-    "float32 head": {"ours": _ours(head_dtype="float32")},
-    "measured, two ranks": {
-        "base": replace(
-            _measured("dense", _base_against_itself("two ranks"), tensor_parallel_size=2),
-            environment=TWO_RANKS,
-        )
-    },
+    "float32, two ranks on Ray": {"ours": _on_ray(dtype="float32", tensor_parallel_size=2)},
     "measured": {
         "base": _measured(
             "dense",
@@ -175,19 +175,12 @@ _USUAL: dict[str, dict[str, Start]] = {
             },
         ),
     },
-    "torch": {
-        f"{form} {dtype}": _torch(form, dtype)
-        for form in ("dense", "W4A16")
-        for dtype in ("float32", "bfloat16")
+    "dense": _both()
+    | {
+        "float32 head": replace(_ours(head_dtype="float32"), calls=("windows", "bf16 against")),
+        "float8 cache": replace(_ours(kv_cache_dtype="fp8_e5m2"), calls=("windows",)),
     },
-    "fallback": {
-        "other signatures": _tampered(
-            "signatures",
-            *("windows", "short", "first", "inputs", "shuffled", "narrow", "short against"),
-            **_STEP,
-        ),
-        "wrong numbers": _tampered("scaled logprob", "windows", **_STEP),
-    },
+    "W4A16": _both("W4A16"),
     "refused": {
         "no plugins": Start(environment={"VLLM_PLUGINS": ""}),
         "other plugins": Start(environment={"VLLM_PLUGINS": "other,another"}),
@@ -198,15 +191,46 @@ _USUAL: dict[str, dict[str, Start]] = {
         "signatures": _tampered("signatures", strict=True),
         "float32 head": _tampered("signatures", head_dtype="float32"),
         "shifted targets": _tampered("shifted targets", strict=True),
-        "scaled entropy": _tampered("scaled entropy", strict=True),
-        "other top-1": _tampered("other top-1", strict=True),
-        # The process is none the worse for it.
-        "at last": _tampered(None, "short"),
+        # Not refused, and the process is none the worse for the others.
+        "fallback": _tampered(
+            "signatures",
+            *("windows", "short", "first", "inputs", "shuffled", "narrow", "short against"),
+            **_STEP,
+        ),
     },
-    **{form: _both(form) for form in FORMATS},
+    "torch": {
+        f"{form} {dtype}": _torch(form, dtype)
+        for form in ("dense", "W4A16")
+        for dtype in ("float32", "bfloat16")
+    },
 }
 PROCESSES = _USUAL | _MATRIX
 MATRIX = frozenset(_MATRIX)
+
+
+# Float32 engines beside the plain one, by name: process, start.
+_FLOAT32 = {
+    "preempted": ("float32", "preempted"),
+    "cached": ("float32", "cached"),
+    "two ranks": ("float32, two ranks", "ours"),
+    "chunked": ("float32, chunked", "ours"),
+}
+FLOAT32 = pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(start, id=name, marks=[pytest.mark.large] if start[0] in MATRIX else [])
+        for name, start in _FLOAT32.items()
+    ],
+)
+
+
+def processes(*names: str) -> Any:
+    """Parametrizes a test by `process`; those of the matrix are marked large."""
+    large = pytest.mark.large
+    return pytest.mark.parametrize(
+        "process", [pytest.param(n, marks=large) if n in MATRIX else n for n in names]
+    )
+
 
 # Each is refused in one line that has these words, and leaves the engine as it was.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -282,6 +306,9 @@ def make_calls(
         "mixed": {"prompts": mixed},
         "mixed targets": mixed_targets,
         "first": {"prompts": mixed, "first": [int(generator.integers(0, n)) for n in lengths]},
+        # Gaps, in every prompt.
+        "chosen": mixed_targets
+        | {"chosen": [np.flatnonzero(np.arange(n) % 5 < 2).tolist() for n in lengths]},
         # Nothing of the first prompt, one target of the second.
         "last only": {
             "prompts": mixed[:2],

@@ -2,7 +2,8 @@
 
 import pytest
 
-from scoremode.engines.vllm.activations import declared_activations, layer_activations, ran
+from scoremode.engines.vllm.engine import declared_activations, ran
+from scoremode.engines.vllm.workers.worker import layer_activations
 
 
 def groups(*inputs):

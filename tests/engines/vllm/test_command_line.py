@@ -39,7 +39,7 @@ def long_text(engines, demo) -> list[str]:
     file = engines.folder / "long.txt"
     with engines.once("long text") as is_first:
         if is_first:
-            file.write_text((demo / "heldout.txt").read_text() * 6)
+            file.write_text((demo / "heldout.txt").read_text() * 2)
     return ["-f", str(file), "-c", "512", "--protocol", "disjoint"]
 
 
@@ -74,7 +74,7 @@ def wait_for_part(folder: Path, program: Program) -> None:
 
 def same_bits(one: Path, other: Path) -> bool:
     columns = [read_scores(folder).columns() for folder in (one, other)]
-    assert len(columns[0]["logprob"]) > 100_000
+    assert len(columns[0]["logprob"]) > 40_000
     return all(columns[0][n].tobytes() == columns[1][n].tobytes() for n in columns[0])
 
 
@@ -148,13 +148,14 @@ def test_interrupting_ends_every_process(everyone, long_text, command, engines, 
         os.killpg(pid, signal.SIGINT)
     else:
         program.process.send_signal(signal.SIGINT)
-    finish(program, timeout=60)
+    finish(program)
     assert program.process.returncode == 130
     assert "scoremode: interrupted" in program.output()[1]
     ((_, record),) = find_runs(tmp_path)
     assert record["status"] == "running"
 
 
+@pytest.mark.large
 def test_conversations_are_the_torch_engines(measured, engines, demo):
     """Windows of unequal lengths, of which the assistant's targets alone are scored."""
     chats, template = engines.folder / "chats.jsonl", engines.folder / "chats.jinja"
@@ -218,6 +219,7 @@ def test_two_ranks_measure_the_same(measured, long_text, command, engines, tmp_p
     assert ppl == pytest.approx(other, rel=1e-3)
 
 
+@pytest.mark.large
 @of_avx512
 def test_a_caches_format_is_vllms(measured, command, engines, demo, tmp_path):
     """float8 keys and values move the score; a format that the device's attention lacks is refused,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engines.vllm.dtypes import of_bf16
+from engines.vllm.processes import FLOAT32, processes
 
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import concatenate
@@ -59,13 +60,17 @@ def truth(base: np.ndarray, model: np.ndarray, target: np.ndarray) -> dict[str, 
     }
 
 
-@pytest.fixture(params=["dense", "dense, two ranks"])
-def both(request, ran):
+@pytest.fixture
+def both(process, ran):
     """The plugin's answer, and [252, V]: all log-probabilities of `short` by vLLM's own path."""
-    full = ran(request.param, "stock").column("short", "full")
-    return ran(request.param), full.astype(np.float64)
+    full = ran(process, "stock").column("short", "full")
+    return ran(process), full.astype(np.float64)
 
 
+DENSE = processes("dense", "dense, two ranks")
+
+
+@DENSE
 @pytest.mark.parametrize("call", ["short against", "narrow against", "narrower against"])
 def test_every_column_by_its_definition(call, both, calls):
     ours, full = both
@@ -84,7 +89,7 @@ def test_every_column_by_its_definition(call, both, calls):
         assert np.array_equal(ours.column(call, name)[inner], wanted[name]), name
 
 
-@pytest.mark.parametrize("process", ["dense", "dense, two ranks"])
+@DENSE
 def test_the_models_own_scores_are_those_without_a_base(process, ran):
     ours = ran(process)
     for name in ("position", "target", "logprob", "entropy", "top1", "top1_logprob"):
@@ -92,7 +97,7 @@ def test_the_models_own_scores_are_those_without_a_base(process, ran):
         assert np.array_equal(compared, alone), name
 
 
-@pytest.mark.parametrize("process", ["dense", "dense, two ranks", "float32"])
+@processes("dense", "dense, two ranks", "float32")
 def test_a_comparison_twice_gives_the_same_bits(process, ran):
     ours = ran(process, "plain" if process == "float32" else "ours")
     for name in (*COLUMNS, "topk_sets", "topk_order"):
@@ -101,6 +106,7 @@ def test_a_comparison_twice_gives_the_same_bits(process, ran):
 
 
 @of_bf16
+@DENSE
 def test_a_base_of_the_models_dtype_has_its_logits_rounded_alike(both, calls):
     """A bf16 logit of 16 is off by up to 0.03, which another sum's last bit may turn to the other
     side."""
@@ -118,7 +124,7 @@ def test_a_base_of_the_models_dtype_has_its_logits_rounded_alike(both, calls):
 
 @of_bf16
 def test_a_float32_head_leaves_the_bases_logits_unrounded(ran, calls):
-    ours, asked = ran("float32 head"), calls["bf16 against"]
+    ours, asked = ran("dense", "float32 head"), calls["bf16 against"]
     wanted = log_softmax(base_logits(asked))
     target = ours.column("bf16 against", "target")
     np.testing.assert_allclose(
@@ -129,12 +135,16 @@ def test_a_float32_head_leaves_the_bases_logits_unrounded(ran, calls):
     )
 
 
-@pytest.mark.parametrize("call", ["mixed against", "windows against", "short against"])
-@pytest.mark.parametrize("start", ["chunked", "preempted", "cached"])
-def test_rows_follow_their_tokens_whatever_the_scheduler_does(start, call, ran):
-    """In float32 another batch moves a token by rounding only."""
-    ours, plain = ran("float32", start), ran("float32", "plain")
-    assert start == "cached" or call == "short against" or cut(ours, call)
+@FLOAT32
+@pytest.mark.parametrize(
+    "call", [f"{name} against" for name in ("mixed", "windows", "short", "narrow", "narrower")]
+)
+def test_rows_follow_their_tokens_in_every_engine(other, call, ran):
+    """In float32 another batch, or a sum over two ranks, moves a token by rounding only."""
+    ours, plain = ran(*other), ran("float32", "plain")
+    if other[1] == "preempted" and call in ("mixed against", "windows against"):
+        steps = [prompt for step in ours.facts["steps"][call]["steps"] for prompt in step]
+        assert len(steps) > len(set(steps)), "no prompt was computed in pieces"
     for name in COLUMNS:
         np.testing.assert_allclose(
             ours.column(call, name), plain.column(call, name), rtol=0, atol=2e-5, err_msg=name
@@ -173,13 +183,7 @@ def test_float32_is_the_torch_engines(ran, checkpoint, references):
         assert (got == wanted).mean() > 0.995 and len(np.unique(wanted)) > 5, name
 
 
-def cut(answer, call: str) -> bool:
-    """Whether some prompt was computed in pieces or more than once."""
-    steps = answer.facts["steps"][call]["steps"]
-    prompts = [prompt for step in steps for prompt in step]
-    return len(prompts) > len(set(prompts))
-
-
+@DENSE
 def test_a_llama_cpp_file_is_compared_with_as_it_says(both, calls):
     from support.llama_cpp.files import kld_llama_cpp, logprobs
 
@@ -206,14 +210,14 @@ def test_a_llama_cpp_file_is_compared_with_as_it_says(both, calls):
     )
 
 
-@pytest.mark.parametrize("process", ["dense", "dense, two ranks"])
+@DENSE
 def test_another_vocabulary_is_refused_in_one_line(process, ran):
     error = ran(process).facts["errors"]["other vocabulary"]
     assert error.endswith("300: its softmax runs over 300 entries, and this model's over 1024")
 
 
 def test_vllms_own_path_refuses_to_compare(ran):
-    error = ran("fallback", "other signatures").facts["errors"]["short against"]
+    error = ran("refused", "fallback").facts["errors"]["short against"]
     assert (
         "has no nonesuch; vLLM's own path compares with no reference and keeps no states" in error
     )

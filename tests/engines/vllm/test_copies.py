@@ -1,5 +1,6 @@
 """Other nodes' files against the driver's, with workers that are no processes. Needs no vLLM."""
 
+import hashlib
 import shutil
 import time
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.vllm.copies import Copies
+from scoremode.engines.vllm import copies as module
+from scoremode.engines.vllm.copies import Copies, CopyHashes, view_of
 from scoremode.engines.vllm.workers.worker import WorkerExtension
 from scoremode.errors import EngineError
 
@@ -95,3 +97,51 @@ def test_another_file_is_named_with_its_node(harm, words, checkpoint, tmp_path):
     line = str(found.value)
     assert f"model.safetensors {words}" in line and "on the node " in line
     assert "every node needs the same files" in line
+
+
+def hashes(paths):
+    found = CopyHashes(paths)
+    while (result := found.result()) is None:
+        time.sleep(0.01)
+    return result
+
+
+def test_two_see_the_same_file_only_where_it_is_the_same(tmp_path):
+    one, copy, link = (tmp_path / name for name in ("one", "copy", "link"))
+    one.write_bytes(b"weights")
+    copy.write_bytes(b"weights")
+    link.symlink_to(one)
+    seen = view_of([str(one), str(copy), str(link), str(tmp_path / "none")])
+    assert seen[0] == seen[2] != seen[1] and seen[3] is None
+    one.write_bytes(b"Weights")
+    assert view_of([str(one)])[0] != seen[0]
+
+
+def test_digests_are_in_the_order_that_was_asked_for(tmp_path):
+    paths = []
+    for size in (10, 5_000_000, 0):
+        (path := tmp_path / str(size)).write_bytes(b"x" * size)
+        paths.append(str(path))
+    wanted = [hashlib.sha256(b"x" * size).hexdigest() for size in (10, 5_000_000, 0)]
+    assert hashes(paths) == wanted
+    none = str(tmp_path / "none")
+    assert hashes([none, *paths]) == ["missing", *wanted]
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_file_that_changes_meanwhile_has_no_digest(goes, tmp_path, monkeypatch):
+    (path := tmp_path / "file").write_bytes(b"one")
+
+    class Hashing:
+        def __init__(self, files):
+            self.files = files
+
+        def result(self):
+            if goes:
+                path.unlink()
+                raise FileNotFoundError(path)
+            path.write_bytes(b"another")
+            return dict.fromkeys(self.files, "digest")
+
+    monkeypatch.setattr(module, "Hashing", Hashing)
+    assert hashes([str(path)]) == ["changed"]

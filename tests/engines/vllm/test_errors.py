@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines.vllm.processes import WRONG
+from engines.vllm.processes import WRONG, processes
 
 REFUSED = {
     "no plugins": "VLLM_PLUGINS= keeps the plugin scoremode out: add it there",
@@ -18,8 +18,6 @@ REFUSED = {
     "signatures": "PoolingParams in vllm/pooling_params.py has no nonesuch",
     "float32 head": "vLLM's own path has no head dtype float32",
     "shifted targets": "the self-test's logprob is",
-    "scaled entropy": "the self-test's entropy is",
-    "other top-1": "the self-test's top-1 is not that of the gathered logits",
 }
 
 
@@ -29,36 +27,21 @@ def test_a_start_is_refused_in_one_line(start, ran):
     assert REFUSED[start] in error and "\n" not in error
 
 
-def test_a_process_is_none_the_worse_for_refused_starts(ran):
-    ours = ran("refused", "at last")
-    assert ours.facts["errors"] == {} and ours.facts["describe"]["path"] == "pooler"
-    np.testing.assert_allclose(
-        ours.column("short"), ran("dense", "stock").column("short"), rtol=0, atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("call", WRONG)
-@pytest.mark.parametrize("process", ["dense", "dense, two ranks"])
+@processes("dense", "float32, two ranks")
 def test_a_wrong_request_is_refused_in_one_line(call, process, ran):
     error = ran(process).facts["errors"].get(call, "was not refused")
     assert WRONG[call][1] in error and "\n" not in error
 
 
-@pytest.mark.parametrize("process", ["dense", "dense, two ranks"])
+@processes("dense", "float32, two ranks")
 def test_after_wrong_requests_nothing_has_changed(process, ran):
     ours = ran(process)
     assert np.array_equal(ours.column("after errors"), ours.column("short"))
 
 
-@pytest.mark.parametrize(
-    ("start", "reason"),
-    [
-        ("other signatures", "PoolingParams in vllm/pooling_params.py has no nonesuch"),
-        ("wrong numbers", "the self-test's logprob"),
-    ],
-)
-def test_where_the_plugin_does_not_fit_vllms_own_path_scores(start, reason, ran):
-    ours = ran("fallback", start)
+def test_where_the_plugin_does_not_fit_vllms_own_path_scores(ran):
+    ours, reason = ran("refused", "fallback"), "pooling_params.py has no nonesuch"
     assert ours.facts["describe"]["path"] == "prompt_logprobs"
     assert reason in ours.facts["describe"]["problem"]
     (note,) = ours.facts["notes"]
@@ -68,7 +51,7 @@ def test_where_the_plugin_does_not_fit_vllms_own_path_scores(start, reason, ran)
 
 
 def test_vllms_own_path_gives_the_same_columns(ran):
-    ours, plugin = ran("fallback", "other signatures"), ran("dense")
+    ours, plugin = ran("refused", "fallback"), ran("dense")
     for name in ("position", "target", "top1"):
         assert np.array_equal(ours.column("short", name), plugin.column("short", name))
     for name in ("logprob", "top1_logprob"):
@@ -86,7 +69,7 @@ def test_vllms_own_path_gives_the_same_columns(ran):
     [("shuffled", "no other targets"), ("narrow", "its softmax over all 1024")],
 )
 def test_vllms_own_path_refuses_what_it_can_not_do(call, reason, ran):
-    assert reason in ran("fallback", "other signatures").facts["errors"][call]
+    assert reason in ran("refused", "fallback").facts["errors"][call]
 
 
 def test_a_package_that_is_only_on_the_path_is_not_found_by_vllm(engines, demo, tmp_path):

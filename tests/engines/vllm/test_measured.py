@@ -11,7 +11,11 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import read_scores
 
 BASES = pytest.mark.parametrize(
-    ("process", "kept"), [("measured", "vllm"), ("measured, two ranks", "two ranks")]
+    ("process", "kept"),
+    [
+        ("measured", "vllm"),
+        pytest.param("measured, two ranks", "two ranks", marks=pytest.mark.large),
+    ],
 )
 
 

@@ -1,16 +1,12 @@
 """Processes that start vLLM end well, and so does everything that they have started."""
 
 import pytest
-from engines.vllm import harness
 from engines.vllm.dtypes import served_on
 from engines.vllm.harness import Leftover, finish
-from engines.vllm.processes import MATRIX, PROCESSES
+from engines.vllm.processes import PROCESSES, processes
 
 
-@pytest.mark.parametrize(
-    "process",
-    [pytest.param(p, marks=pytest.mark.large) if p in MATRIX else p for p in PROCESSES],
-)
+@processes(*PROCESSES)
 def test_a_process_ends_well_and_leaves_none(process, ran):
     """The harness raises where one fails, hangs, or leaves another behind."""
     for name in PROCESSES[process]:
@@ -27,26 +23,8 @@ def test_the_harness_sees_what_is_left_behind(engines):
 
 def test_the_harness_ends_what_hangs(engines):
     program = engines.start(["-c", "import time; time.sleep(1000)"])
-    with pytest.raises(AssertionError, match="hangs: nothing done for"):
+    with pytest.raises(AssertionError, match="hangs after"):
         finish(program, timeout=0.5)
-
-
-@pytest.mark.parametrize(
-    "work",
-    ["while time.monotonic() < end: pass", "while time.monotonic() < end: print(1, flush=True)"],
-)
-def test_what_takes_long_and_does_something_is_no_hang(engines, monkeypatch, work):
-    monkeypatch.setattr(harness, "_WORK", 0.05)
-    program = engines.start(["-c", f"import time; end = time.monotonic() + 3\n{work}"])
-    finish(program, timeout=1.5)
-    assert program.process.returncode == 0
-
-
-def test_what_turns_in_circles_is_given_up(engines, monkeypatch):
-    monkeypatch.setattr(harness, "LONGEST", 1.0)
-    program = engines.start(["-c", "while True: pass"])
-    with pytest.raises(AssertionError, match="s of work"):
-        finish(program)
 
 
 def test_amx_is_known_by_the_cpus_flags():

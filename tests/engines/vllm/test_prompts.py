@@ -1,10 +1,26 @@
-"""Requests and answers on their way between the processes. Needs no vLLM."""
+"""Requests, prompts and answers on their way between the processes. Needs no vLLM."""
+
+from dataclasses import MISSING, fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.prompts import COLUMNS, Kind, Prompt, check_prompts, scores_of
+from scoremode.engines.vllm.llm import _rows, _with_last_target
+from scoremode.engines.vllm.prompts import (
+    COLUMNS,
+    COMPARED,
+    FULL,
+    KEY,
+    Kind,
+    Prompt,
+    ScoreRequest,
+    check_prompts,
+    scores_of,
+)
 from scoremode.errors import EngineError, InvalidMeasurement
+from scoremode.head.full import FullScores
+from scoremode.results.scores import Comparison
 
 
 def rows(prompt: Prompt) -> np.ndarray:
@@ -132,3 +148,81 @@ def test_a_prompt_may_have_tokens_that_a_narrow_softmax_has_not():
     """Only what is scored must be among its entries."""
     assert check([[60, 2]], vocabulary=50)[0].expected.tolist() == [2]
     assert check([[1, 60, 3]], first=[1], vocabulary=50)[0].expected.tolist() == [3]
+
+
+def test_a_request_arrives_as_it_was_sent():
+    targets = np.array([5, 0, 2**23], np.int64)
+    kind = Kind(700, entropy=False, compared=True, extra=("one", "other"), full=True, kept=True)
+    sent = ScoreRequest(targets, 2, 30, 5, kind).to_extra()
+    assert sent[KEY]["targets"] == b"\5\0\0\0\0\0\0\0\0\0\x80\0"
+    # As MessagePack leaves them.
+    sent[KEY]["extra"] = list(sent[KEY]["extra"])
+    got = ScoreRequest.from_extra(sent)
+    assert got.targets is not None and np.array_equal(got.targets, targets)
+    assert (got.first, got.row, got.place, got.kind) == (2, 30, 5, kind)
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 1}, ScoreRequest().to_extra()])
+def test_a_request_without_wishes_scores_all_of_the_prompt(extra):
+    got = ScoreRequest.from_extra(extra)
+    assert (got.targets, got.first, got.row, got.place, got.kind) == (None, 0, 0, 0, Kind())
+
+
+def test_chosen_tokens_arrive_as_they_were_sent():
+    sent = ScoreRequest(None, chosen=np.array([2, 5], np.int64)).to_extra()
+    got = ScoreRequest.from_extra(sent).chosen
+    assert got is not None and got.tolist() == [2, 5] and got.dtype == np.dtype("<i4")
+
+
+def test_a_plain_request_is_small():
+    """It travels with every prompt."""
+    assert ScoreRequest().to_extra() == {KEY: {}}
+
+
+def test_a_request_can_not_name_files():
+    """Whoever may ask a server could name any: paths reach the workers by another way."""
+    for field in ("reference", "path", "keep"):
+        with pytest.raises(TypeError, match=field):
+            ScoreRequest.from_extra({KEY: {field: "/etc/passwd"}})
+
+
+def test_the_columns_of_a_comparison_are_those_of_the_scores():
+    """One that is missing here would be missing from a run through vLLM, and nowhere else."""
+    assert tuple(f.name for f in fields(FullScores)) == FULL
+    assert tuple(f.name for f in fields(Comparison) if f.default is MISSING) == COMPARED
+
+
+IDS = np.array([3, 1, 4, 1], np.int32)
+# Position 0 has none; 1 and 3 have the target and the likeliest, 2 is the likeliest itself.
+FLAT = SimpleNamespace(
+    start_indices=[0, 0, 2, 3],
+    end_indices=[0, 2, 3, 5],
+    ranks=[7, 1, 1, 1, 2],
+    token_ids=[1, 9, 4, 8, 1],
+    logprobs=[-5.0, -0.5, -0.25, -0.1, -2.0],
+)
+
+
+def test_rows_are_of_the_targets_and_the_likeliest():
+    rows = _rows(FLAT, IDS, np.arange(1, 4))
+    assert np.isnan(rows[:, 3]).all()
+    assert rows[:, [0, 1, 2, 4, 5]].tolist() == [
+        [1, 1, -5.0, 9, -0.5],
+        [2, 4, -0.25, 4, -0.25],
+        [3, 1, -2.0, 8, -0.1],
+    ]
+    assert _rows(FLAT, IDS, np.array([3]))[:, 0].tolist() == [3]
+    assert _rows(FLAT, IDS, np.arange(0)).shape == (0, 6)
+
+
+def test_a_target_that_is_not_among_them_is_no_measurement():
+    with pytest.raises(InvalidMeasurement, match="no log-probability of the prompt token 2"):
+        _rows(FLAT, np.array([3, 1, 5, 1], np.int32), np.arange(1, 4))
+
+
+def test_only_the_last_target_may_be_none_of_the_prompts():
+    assert _with_last_target(Prompt(IDS, None, 0)) is IDS
+    targets = np.array([1, 4, 1, 5], np.int32)
+    assert _with_last_target(Prompt(IDS, targets, 0)).tolist() == [3, 1, 4, 1, 5]
+    with pytest.raises(EngineError, match="no other targets"):
+        _with_last_target(Prompt(IDS, targets[::-1], 0))

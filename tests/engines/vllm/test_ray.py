@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines.vllm.harness import finish, processes_of
-from engines.vllm.processes import TWO_ON_RAY, TWO_RANKS
+from engines.vllm.processes import TWO_ON_RAY, TWO_RANKS, processes
 
 from scoremode.results.folders.store import find_runs, read_scores
 
@@ -21,9 +21,9 @@ def on_ray(engines) -> dict[str, str]:
     return TWO_ON_RAY
 
 
-@pytest.mark.parametrize("kind", ["two ranks", pytest.param("two stages", marks=pytest.mark.large)])
-def test_ray_gives_the_bits_of_vllms_own_processes(kind, ran):
-    ours, other = ran(f"dense, {kind} on Ray"), ran(f"dense, {kind}")
+@processes("float32, two ranks on Ray", "dense, two stages on Ray")
+def test_ray_gives_the_bits_of_vllms_own_processes(process, ran):
+    ours, other = ran(process), ran(process.removesuffix(" on Ray"))
     for name in ("logprob", "entropy", "top1", "top1_logprob"):
         assert np.array_equal(ours.column("windows", name), other.column("windows", name))
     for name in ("kld", "kld_reverse", "base_logprob", "jsd"):
@@ -67,7 +67,7 @@ def test_a_killed_actor_ends_the_run_in_one_line_and_it_goes_on(
     actors = actors_in_the_middle(program, output)
     assert len(actors) == 2
     os.kill(actors[0], signal.SIGKILL)
-    finish(program, timeout=60)
+    finish(program)
     out, err = program.output()
     lines = [line for line in err.splitlines() if "scoremode: error" in line]
     assert program.process.returncode == 1 and out == "" and "Traceback" not in err
@@ -99,7 +99,7 @@ def test_a_signal_ends_ray_as_well(number, code, word, engines, demo, prose, tmp
     program = started(engines, demo, prose, tmp_path / "runs", **on_ray)
     actors_in_the_middle(program, tmp_path / "runs")
     program.process.send_signal(number)
-    finish(program, timeout=60)
+    finish(program)
     assert program.process.returncode == code
     assert f"scoremode: {word}" in program.output()[1]
 

@@ -61,7 +61,7 @@ def served(engines, checkpoint) -> Iterator[Ask]:
                 time.sleep(0.2)
         yield lambda **body: json.loads(ask("/pooling", task="token_classify", **body))["data"]
         os.kill(program.process.pid, signal.SIGINT)
-        finish(program, timeout=60)
+        finish(program)
     finally:
         kill(program)
 

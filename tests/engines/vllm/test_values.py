@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
-from engines.vllm.dtypes import ROUNDS, of_bf16
-from engines.vllm.processes import LENGTH, NARROW
+from engines.vllm.dtypes import ROUNDS, of_avx512, of_bf16
+from engines.vllm.processes import LENGTH, NARROW, processes
+
+DENSE = processes("dense", "dense, two ranks")
 
 
-@pytest.fixture(params=["dense", "dense, two ranks"])
-def both(request, ran):
+@pytest.fixture
+def both(process, ran):
     """The plugin's answer, and float64 [4, 63, V]: all log-probabilities by vLLM's own path."""
-    full = ran(request.param, "stock").column("short", "full")
+    full = ran(process, "stock").column("short", "full")
     assert full.shape == (4 * 63, 1024) and np.isfinite(full).all()
-    return ran(request.param), full.astype(np.float64).reshape(4, 63, 1024)
+    return ran(process), full.astype(np.float64).reshape(4, 63, 1024)
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:
@@ -23,6 +25,7 @@ def at(z: np.ndarray, ids) -> np.ndarray:
     return np.take_along_axis(z, np.array(ids)[..., None], -1)[..., 0]
 
 
+@DENSE
 def test_entropy_and_top1_by_their_definition(both):
     ours, full = both
     z = log_softmax(full).reshape(-1, 1024)
@@ -34,6 +37,7 @@ def test_entropy_and_top1_by_their_definition(both):
     assert np.array_equal(ours.column("short", "top1"), z.argmax(1))
 
 
+@DENSE
 def test_explicit_targets_are_scored_after_each_token(both, calls):
     ours, full = both
     targets = np.array(calls["shuffled"]["targets"])
@@ -44,6 +48,7 @@ def test_explicit_targets_are_scored_after_each_token(both, calls):
     assert np.array_equal(np.stack(ours.prompts("shuffled", "target")), targets)
 
 
+@DENSE
 def test_a_narrow_softmax_leaves_entries_out(both, calls):
     ours, full = both
     z = log_softmax(full[..., :NARROW])
@@ -56,6 +61,7 @@ def test_a_narrow_softmax_leaves_entries_out(both, calls):
     assert (ours.column("narrow") > ours.column("short")).all()
 
 
+@DENSE
 def test_a_softmax_narrower_than_a_ranks_share(both, calls):
     ours, full = both
     z, goal = log_softmax(full[..., :300]), np.array(calls["narrower"]["targets"])
@@ -84,11 +90,21 @@ def test_bf16_is_the_torch_engines_without_bias(form, dtype, ran):
 @of_bf16
 def test_a_float32_head_takes_the_logits_rounding_away(ran):
     truth = ran("torch", "dense float32").column("windows")
-    wide, narrow = ((ran(p).column("windows") - truth).std() for p in ("float32 head", "dense"))
+    wide, narrow = (
+        (ran("dense", start).column("windows") - truth).std() for start in ("float32 head", "ours")
+    )
     assert wide < 0.9 * narrow
-    describe = ran("float32 head").facts["describe"]
+    describe = ran("dense", "float32 head").facts["describe"]
     assert describe["head"]["logits"] == describe["head_dtype"] == "float32"
     assert describe["dtype"] == "bfloat16"
+
+
+@of_avx512
+def test_a_float8_cache_moves_the_scores(ran):
+    cached = ran("dense", "float8 cache")
+    assert cached.facts["describe"]["kv_cache_dtype"] == "fp8_e5m2"
+    moved = cached.column("windows") - ran("dense").column("windows")
+    assert moved.std() > 0.02 and abs(moved.mean()) < 0.1
 
 
 def test_real_text_is_likelier_than_its_shuffled_tokens(ran, calls):

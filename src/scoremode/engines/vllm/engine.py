@@ -5,7 +5,7 @@ states that the workers write.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,6 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.vllm.activations import declared_activations, ran
 from scoremode.engines.vllm.copies import Copies
 from scoremode.engines.vllm.llm import ScoringLLM
 from scoremode.engines.vllm.options import VllmOptions
@@ -281,3 +280,39 @@ def prove_states(
             f"final states than vLLM does: {rms:.3g} nats apart (rms of {len(states)} targets; "
             f"{logits} logits explain {limit:g}): capture it with --engine torch"
         )
+
+
+def ran(counts: Mapping[str, int]) -> str | None:
+    """Sums up layers by `layer_activations`: "quantized", "not quantized", "mixed", "not known"; None
+    where no layer is quantized."""
+    seen = {kind for kind, count in counts.items() if count}
+    if not seen:
+        return None
+    if "unknown" in seen:
+        return "not known"
+    return seen.pop() if len(seen) == 1 else "mixed"
+
+
+def declared_activations(config: Mapping[str, Any]) -> str | None:
+    """Says what a `quantization_config` declares, in its own words; None where it declares nothing."""
+    groups = config.get("config_groups")
+    if isinstance(groups, Mapping):
+        chosen = [g for g in groups.values() if isinstance(g, Mapping)]
+        formats = [g.get(k) for g in chosen for k in ("input_activations", "output_activations")]
+        words = sorted({f"{f.get('type', '')}{f.get('num_bits', '')}" for f in formats if f})
+        return ", ".join(words) or None
+    method = str(config.get("quant_method") or "")
+    if scheme := config.get("activation_scheme"):
+        return f"{method} {scheme}"
+    if method == "fbgemm_fp8":
+        return "float8"
+    whole = config.get("global_quant_config")
+    if isinstance(whole, Mapping) and isinstance(inputs := whole.get("input_tensors"), Mapping):
+        return str(inputs.get("dtype") or "quantized")
+    nested = config.get("quantization")
+    algorithm = config.get("quant_algo") or (
+        nested.get("quant_algo") if isinstance(nested, Mapping) else None
+    )
+    if algorithm and "A16" not in str(algorithm) and "WEIGHT_ONLY" not in str(algorithm):
+        return str(algorithm)
+    return None

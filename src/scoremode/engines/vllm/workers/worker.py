@@ -1,6 +1,11 @@
 """Requests to a vLLM worker: vLLM mixes this class into its own (`worker_extension_cls`).
 
 Its methods run in every worker process by name, so nothing is pickled but their plain results.
+
+A release's kernels for a device without the wanted instructions may take the weights alone (Marlin for
+NVFP4 before Blackwell), or quantize activations that nobody declared (vLLM's CPU kernel for 4-bit
+weights on a CPU with AMX). Either way the result is another model's, so it has to be said. What vLLM's
+classes do is told by their names and fields; read in 0.24 and 0.32.
 """
 
 # vLLM lives in an environment of its own.
@@ -15,10 +20,24 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.vllm.activations import layer_activations
 from scoremode.engines.vllm.copies import CopyHashes, View, view_of
 from scoremode.engines.vllm.workers.comparison import StateFile
 from scoremode.lib.machine import cpu_name
+
+# Kernels that leave activations alone under schemes that would quantize them.
+_WEIGHT_ONLY = (
+    "Marlin",
+    "MARLIN",
+    "WeightOnly",
+    "CPUFp8BlockScaledMMKernel",
+    "CPUFp8PerTensorScaledMMLinearKernel",
+    "EmulationMxfp8LinearKernel",
+    "HummingFP8ScaledMM",
+    "_BF16",
+)
+# Schemes and methods by what their names say of activations.
+_QUANTIZING = ("A8", "A4", "Fp8Linear", "FBGEMMFp8", "NvFp4", "Fp8MoE", "Mxfp8", "MxFp8", "Int8")
+_PLAIN = ("A16", "WNA16", "AWQ", "GPTQ", "BitsAndBytes", "GGUF")
 
 
 class WorkerExtension:
@@ -187,3 +206,27 @@ def _unfit_cache(layer: Any) -> str | None:
 def _attention(layer: Any) -> str | None:
     backend = getattr(layer, "attn_backend", None)
     return backend.get_name() if backend is not None and hasattr(backend, "get_name") else None
+
+
+def layer_activations(
+    scheme: str, kernel: str | None, *, act_bits: int | None = None, is_w4a8: bool = False
+) -> str | None:
+    """Returns what one layer does with its input: "quantized", "not quantized", "unknown", or None for
+    a layer that is not quantized at all.
+
+    - `scheme`, `kernel`: class names.
+    - `act_bits`: of the activation type the kernel was configured for, where it says.
+    - `is_w4a8`: the layer was packed for 8-bit activations, whatever its scheme says.
+    """
+    if scheme.startswith("Unquantized"):
+        return None
+    if is_w4a8 or act_bits == 8:
+        return "quantized"
+    # Rounds its activations itself, before a kernel for 16-bit ones.
+    if "O8" in scheme or "WNA8" in scheme or "WNA4" in scheme:
+        return "quantized"
+    if any(word in (kernel or "") for word in _WEIGHT_ONLY):
+        return "not quantized"
+    if act_bits is not None or any(word in scheme for word in _PLAIN):
+        return "not quantized"
+    return "quantized" if any(word in scheme for word in _QUANTIZING) else "unknown"
