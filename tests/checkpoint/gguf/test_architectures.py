@@ -8,8 +8,8 @@ from support.gguf.headers import HEADS, KEYS, LLAMA, header
 from support.gguf.tiny_settings import SAID, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.header import GgufHeader
+from scoremode.checkpoint.gguf.open import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 

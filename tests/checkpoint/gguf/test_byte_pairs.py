@@ -5,8 +5,7 @@ from support.gguf.vocabularies import metadata_of
 from tokenizers import pre_tokenizers
 
 from scoremode.checkpoint.gguf.pre_tokenizers import SPLITS
-from scoremode.checkpoint.gguf.tokenizer import byte_level, byte_tokens, spelled
-from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
+from scoremode.checkpoint.gguf.tokenizer import byte_level, byte_tokens, read_vocabulary, spelled
 from scoremode.errors import TokenizerError
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -4,7 +4,7 @@ test_round_trip.py."""
 import pytest
 from support.gguf.headers import header
 
-from scoremode.checkpoint.gguf.architectures import describe
+from scoremode.checkpoint.gguf.open import describe
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 LITE = {

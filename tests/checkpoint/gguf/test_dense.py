@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.gguf.headers import LLAMA, facts, header
 
-from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.facts import rope_parameters
+from scoremode.checkpoint.gguf.open import ARCHITECTURES, describe
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 _EMBEDDING = {"token_embd.weight": (80, 64)}

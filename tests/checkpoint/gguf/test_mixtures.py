@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from support.gguf.headers import header
 
-from scoremode.checkpoint.gguf.architectures import describe
 from scoremode.checkpoint.gguf.mixtures import MIXTURES
+from scoremode.checkpoint.gguf.open import describe
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 

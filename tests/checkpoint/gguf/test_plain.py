@@ -3,7 +3,7 @@
 import pytest
 from support.gguf.headers import header
 
-from scoremode.checkpoint.gguf.architectures import describe
+from scoremode.checkpoint.gguf.open import describe
 from scoremode.checkpoint.gguf.table import Layout
 from scoremode.errors import UnsupportedModel
 

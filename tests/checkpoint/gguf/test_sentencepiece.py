@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.gguf.vocabularies import metadata_of
 
-from scoremode.checkpoint.gguf.tokenizer import sentencepiece
-from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
+from scoremode.checkpoint.gguf.tokenizer import read_vocabulary, sentencepiece
 from scoremode.errors import TokenizerError
 
 BYTES = [f"<0x{b:02X}>" for b in range(256)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.gguf.headers import facts
 
-from scoremode.checkpoint.gguf.architectures import ARCHITECTURES
+from scoremode.checkpoint.gguf.open import ARCHITECTURES
 from scoremode.checkpoint.gguf.table import layer_types, window
 from scoremode.errors import CheckpointError
 

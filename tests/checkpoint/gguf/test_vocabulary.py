@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.gguf.vocabularies import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, metadata_of
 
-from scoremode.checkpoint.gguf.vocabulary import read_vocabulary
+from scoremode.checkpoint.gguf.tokenizer import read_vocabulary
 from scoremode.errors import TokenizerError
 
 PLAIN = {

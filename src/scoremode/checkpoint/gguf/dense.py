@@ -10,24 +10,29 @@ Source: as for `dense.py`. What attention scores are scaled by is no key: llama.
 known of a file, takes the number of layers for it, the largest model being the one that differs.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, real
 from scoremode.checkpoint.gguf.table import (
     ATTENTION,
+    BIAS,
+    BIASES,
+    LAYER,
     LLAMA,
     MODEL,
     NORMS,
     QK_NORMS,
     RMS,
+    SILU,
     SIZES,
     TURNS,
     Architecture,
-    Layout,
+    Names,
+    blocks,
     layer_types,
+    plus_one,
     window,
-)
+)  # fmt: skip
 from scoremode.errors import UnsupportedModel
 
 # Norms of what attention and MLP give, and none before them.
@@ -41,55 +46,28 @@ _POST_NORMS = {
     **QK_NORMS,
 }
 # Gate and up as one.
-_FUSED_MLP = {
-    "blk.*.ffn_up": "model.layers.*.mlp.gate_up_proj",
-    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
-}
-_PHI3 = (
-    MODEL
-    | _FUSED_MLP
-    | {
-        "blk.*.attn_norm": "model.layers.*.input_layernorm",
-        "blk.*.attn_qkv": "model.layers.*.self_attn.qkv_proj",
-        "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
-        "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-    }
+_FUSED_MLP = MODEL | blocks(LAYER, {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"})
+_PHI3 = _FUSED_MLP | blocks(
+    LAYER,
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+    },
 )
-_GLM4 = (
-    MODEL
-    | ATTENTION
-    | _FUSED_MLP
-    | {
-        "blk.*.post_attention_norm": "model.layers.*.post_self_attn_layernorm",
-        "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-        "blk.*.post_ffw_norm": "model.layers.*.post_mlp_layernorm",
-    }
-)
-_HUNYUAN = LLAMA | {
-    "blk.*.attn_q_norm": "model.layers.*.self_attn.query_layernorm",
-    "blk.*.attn_k_norm": "model.layers.*.self_attn.key_layernorm",
+_GLM4_NORMS = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
 }
-_SEED_OSS = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_norm"} | {
-    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+_HUNYUAN_NORMS = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
 }
 # One norm before both attention and MLP.
 _COHERE = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_norm"}
-
-
-def _silu(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "silu"}
-
-
-def _with_biases(facts: Facts) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu",
-        "attention_bias": facts.has("attn_q.bias"),
-        "mlp_bias": facts.has("ffn_up.bias"),
-    }
-
-
-def _attention_bias(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")}
+_SEED_OSS = _COHERE | blocks(LAYER, {"post_attention_norm": "post_attention_layernorm"})
 
 
 def _granite(facts: Facts) -> dict[str, Any]:
@@ -97,7 +75,7 @@ def _granite(facts: Facts) -> dict[str, Any]:
     facts.expect(flag("rope.scaling.finetuned"), True)
     heads, hidden = facts.config["num_attention_heads"], facts.config["hidden_size"]
     usual = (hidden // heads) ** -0.5
-    return _with_biases(facts) | {
+    return {
         "logits_scaling": facts.get(real("logit_scale")),
         # 0 is none, as llama.cpp reads it.
         "embedding_multiplier": facts.get(real("embedding_scale", 0.0)) or 1.0,
@@ -112,7 +90,6 @@ def _phi3(facts: Facts) -> dict[str, Any]:
     # The library takes it from here, where it makes a difference.
     original = rope.get("original_max_position_embeddings", facts.config["max_position_embeddings"])
     return {
-        "hidden_act": "silu",
         "sliding_window": size or None,
         "original_max_position_embeddings": original,
     }
@@ -122,11 +99,11 @@ def _olmo2(facts: Facts) -> dict[str, Any]:
     """Olmo 3 goes by the same name and has windows, whose layers rotate without scaling."""
     size = window(facts, 0)
     if not size:
-        return _attention_bias(facts)
+        return {}
     rope = facts.config["rope_parameters"]
     facts.expect(real("rope.freq_base_swa"), rope["rope_theta"])
     plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return _attention_bias(facts) | {
+    return {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": size,
@@ -136,7 +113,7 @@ def _olmo2(facts: Facts) -> dict[str, Any]:
 
 
 def _cohere(facts: Facts) -> dict[str, Any]:
-    return _attention_bias(facts) | {
+    return {
         "logit_scale": facts.get(real("logit_scale", 0.0)) or 1.0,
         "use_qk_norm": facts.has("attn_q_norm.weight"),
     }
@@ -146,25 +123,16 @@ def _cohere2(facts: Facts) -> dict[str, Any]:
     """Layers without a window rotate nothing, in the library as in llama.cpp."""
     theta = facts.config["rope_parameters"]["rope_theta"]
     facts.expect(real("rope.freq_base_swa"), theta)
-    return _attention_bias(facts) | {
+    return {
         "logit_scale": facts.get(real("logit_scale")) or 1.0,
         "sliding_window": window(facts),
         "layer_types": layer_types(facts, 4),
     }
 
 
-def _stablelm(facts: Facts) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu",
-        "use_qkv_bias": facts.has("attn_q.bias"),
-        "use_parallel_residual": not facts.has("ffn_norm.weight"),
-        "qk_layernorm": False,
-    }
-
-
 def _smollm3(facts: Facts) -> dict[str, Any]:
     """Each fourth layer rotates nothing, which llama.cpp has for all files."""
-    return _with_biases(facts) | {
+    return {
         "no_rope_layers": [int(n % 4 != 3) for n in range(facts.layers)],
         "layer_types": ["full_attention"] * facts.layers,
         "use_sliding_window": False,
@@ -179,30 +147,15 @@ def _exaone4(facts: Facts) -> dict[str, Any]:
     facts.expect(real("rope.freq_base_swa"), facts.config["rope_parameters"]["rope_theta"])
     types = layer_types(facts, 4)
     return {
-        "hidden_act": "silu",
         "sliding_window": size if has_windows else None,
         "layer_types": types if has_windows else ["full_attention"] * facts.layers,
-    }
-
-
-def _ernie(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "silu", "use_bias": facts.has("attn_q.bias")}
-
-
-def _seed_oss(facts: Facts) -> dict[str, Any]:
-    return _with_biases(facts) | {
-        "attention_out_bias": facts.has("attn_output.bias"),
-        "attention_dropout": 0.0,
-        "residual_dropout": 0.0,
     }
 
 
 def _olmo(facts: Facts) -> dict[str, Any]:
     """Norms without weights, whose constant is the library's."""
     facts.expect(real("attention.layer_norm_epsilon"), 1e-5)
-    return _attention_bias(facts) | {
-        "clip_qkv": facts.get(real("attention.clamp_kqv", 0.0)) or None
-    }
+    return {"clip_qkv": facts.get(real("attention.clamp_kqv", 0.0)) or None}
 
 
 def _mistral3(facts: Facts) -> dict[str, Any]:
@@ -211,7 +164,7 @@ def _mistral3(facts: Facts) -> dict[str, Any]:
     mscale = facts.get(real("rope.scaling.yarn_log_multiplier", 0.0))
     rope = facts.config["rope_parameters"]
     if not beta and not mscale:
-        return _with_biases(facts)
+        return {field: facts.has(tensor) for field, tensor in BIASES.items()}
     if not (beta and mscale) or rope["rope_type"] != "yarn" or "attention_factor" in rope:
         raise UnsupportedModel(
             f"mistral3.attention.temperature_scale {beta:g} and rope.scaling.yarn_log_multiplier "
@@ -221,108 +174,110 @@ def _mistral3(facts: Facts) -> dict[str, Any]:
     return {
         "model_type": "ministral3",
         "architectures": ["Ministral3ForCausalLM"],
-        "hidden_act": "silu",
         "sliding_window": None,
         "rope_parameters": rope | scales,
     }
 
 
+def _dense(model_type: str, model: str, names: Names = LLAMA, **more: Any) -> Architecture:
+    """An architecture with RMS norms, unless `fields` says otherwise, and SiLU."""
+    more["constants"] = SILU | more.get("constants", {})
+    return Architecture(model_type, model, more.pop("fields", RMS), names, **more)
+
+
+# Llama's own heads: their size is given, and rotated by turns.
+_LLAMA: dict[str, Any] = {"layouts": TURNS, "head_dim": True, "biases": BIASES}
 # By `general.architecture`.
 DENSE = {
     # Mistral's too, which has no name of its own there.
-    "llama": Architecture(
-        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_with_biases
+    "llama": _dense("llama", "LlamaForCausalLM", **_LLAMA),
+    "qwen2": _dense("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": _dense("qwen3", "Qwen3ForCausalLM", LLAMA | QK_NORMS, head_dim=True, biases=BIAS),
+    "granite": _dense(
+        "granite", "GraniteForCausalLM", layouts=TURNS, biases=BIASES, settings=_granite
     ),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", RMS, LLAMA, settings=_silu),
-    "qwen3": Architecture(
-        "qwen3",
-        "Qwen3ForCausalLM",
-        RMS,
-        LLAMA | QK_NORMS,
-        head_dim=True,
-        settings=_attention_bias,
+    "phi3": _dense("phi3", "Phi3ForCausalLM", _PHI3, partial=True, settings=_phi3),
+    "olmo2": _dense("olmo2", "Olmo2ForCausalLM", _POST_NORMS, biases=BIAS, settings=_olmo2),
+    "command-r": _dense(
+        "cohere",
+        "CohereForCausalLM",
+        _COHERE | QK_NORMS,
+        fields=NORMS,
+        biases=BIAS | {"use_qk_norm": "attn_q_norm.weight"},
+        settings=_cohere,
     ),
-    "granite": Architecture("granite", "GraniteForCausalLM", RMS, LLAMA, TURNS, settings=_granite),
-    "phi3": Architecture("phi3", "Phi3ForCausalLM", RMS, _PHI3, partial=True, settings=_phi3),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", RMS, _POST_NORMS, settings=_olmo2),
-    "command-r": Architecture(
-        "cohere", "CohereForCausalLM", NORMS, _COHERE | QK_NORMS, settings=_cohere
+    "cohere2": _dense(
+        "cohere2", "Cohere2ForCausalLM", _COHERE, fields=NORMS, biases=BIAS, settings=_cohere2
     ),
-    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", NORMS, _COHERE, settings=_cohere2),
-    "glm4": Architecture(
+    "glm4": _dense(
         "glm4",
         "Glm4ForCausalLM",
-        RMS,
-        _GLM4,
+        _FUSED_MLP | ATTENTION | blocks(LAYER, _GLM4_NORMS),
         head_dim=True,
         partial=True,
-        settings=_attention_bias,
+        biases=BIAS,
     ),
-    "stablelm": Architecture(
+    "stablelm": _dense(
         "stablelm",
         "StableLmForCausalLM",
-        NORMS,
-        LLAMA,
+        fields=NORMS,
         partial=True,
-        settings=_stablelm,
+        constants={"qk_layernorm": False},
+        biases={"use_qkv_bias": "attn_q.bias"},
+        settings=lambda facts: {"use_parallel_residual": not facts.has("ffn_norm.weight")},
         ignored=frozenset(("use_parallel_residual",)),
     ),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", RMS, LLAMA, TURNS, settings=_smollm3),
-    "exaone4": Architecture(
-        "exaone4", "Exaone4ForCausalLM", RMS, _POST_NORMS, head_dim=True, settings=_exaone4
+    "smollm3": _dense(
+        "smollm3", "SmolLM3ForCausalLM", layouts=TURNS, biases=BIASES, settings=_smollm3
     ),
-    "ernie4_5": Architecture(
-        "ernie4_5", "Ernie4_5ForCausalLM", RMS, LLAMA, head_dim=True, settings=_ernie
+    "exaone4": _dense(
+        "exaone4", "Exaone4ForCausalLM", _POST_NORMS, head_dim=True, settings=_exaone4
     ),
-    "hunyuan-dense": Architecture(
+    "ernie4_5": _dense(
+        "ernie4_5", "Ernie4_5ForCausalLM", head_dim=True, biases={"use_bias": "attn_q.bias"}
+    ),
+    "hunyuan-dense": _dense(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",
-        RMS,
-        _HUNYUAN,
+        LLAMA | blocks(LAYER, _HUNYUAN_NORMS),
         head_dim=True,
-        settings=_attention_bias,
+        biases=BIAS,
     ),
-    "seed_oss": Architecture(
-        "seed_oss", "SeedOssForCausalLM", RMS, _SEED_OSS, head_dim=True, settings=_seed_oss
+    "seed_oss": _dense(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        _SEED_OSS,
+        head_dim=True,
+        constants={"attention_dropout": 0.0, "residual_dropout": 0.0},
+        biases=BIASES | {"attention_out_bias": "attn_output.bias"},
     ),
-    "olmo": Architecture("olmo", "OlmoForCausalLM", SIZES, LLAMA, TURNS, settings=_olmo),
-    "mistral3": Architecture(
-        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_mistral3
+    "olmo": _dense(
+        "olmo", "OlmoForCausalLM", fields=SIZES, layouts=TURNS, biases=BIAS, settings=_olmo
+    ),
+    "mistral3": _dense(
+        "llama", "LlamaForCausalLM", layouts=TURNS, head_dim=True, settings=_mistral3
     ),
     # The library has neither; their layers are Llama's, and so is what llama.cpp runs.
-    "exaone": Architecture(
+    "exaone": _dense(
         "llama",
         "LlamaForCausalLM",
-        RMS,
-        LLAMA,
-        settings=_with_biases,
+        biases=BIASES,
         ignored=frozenset(("attention.layer_norm_epsilon",)),
     ),
-    "internlm2": Architecture(
-        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_with_biases
-    ),
+    "internlm2": _dense("llama", "LlamaForCausalLM", **_LLAMA),
 }
 
 
 # Of the 27B models of each generation.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-_FOUR_NORMS = LLAMA | {
-    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
-    "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
-    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
-}
-
-
-def _plus_one(config: Mapping[str, Any]) -> Layout:
-    return Layout(less=1.0)
-
-
-def _norms(names: Mapping[str, str]) -> dict[str, Any]:
-    return {name: _plus_one for name in names if name.endswith("_norm")}
-
-
-def _gemma(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+_FOUR_NORMS = LLAMA | blocks(
+    LAYER,
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
 
 
 def _newer(facts: Facts) -> dict[str, Any]:
@@ -330,11 +285,7 @@ def _newer(facts: Facts) -> dict[str, Any]:
     of_27b = facts.layers == _LAYERS_OF_27B[facts.architecture]
     config = facts.config
     shared = config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
-        "query_pre_attn_scalar": shared if of_27b else config["head_dim"],
-    }
+    return {"query_pre_attn_scalar": shared if of_27b else config["head_dim"]}
 
 
 def _gemma2(facts: Facts) -> dict[str, Any]:
@@ -367,32 +318,24 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _of_gemma(
+    model_type: str, model: str, names: dict[str, str], activation: str, **more: Any
+) -> Architecture:
+    constants = {activation: "gelu_pytorch_tanh", "attention_bias": False}
+    return Architecture(
+        model_type, model, RMS, names, plus_one(names), head_dim=True, constants=constants, **more
+    )
+
+
+_ACT = "hidden_activation"
 GEMMA = {
-    "gemma": Architecture(
-        "gemma",
-        "GemmaForCausalLM",
-        RMS,
-        LLAMA,
-        _norms(LLAMA),
-        head_dim=True,
-        settings=_gemma,
-    ),
-    "gemma2": Architecture(
-        "gemma2",
-        "Gemma2ForCausalLM",
-        RMS,
-        _FOUR_NORMS,
-        _norms(_FOUR_NORMS),
-        head_dim=True,
-        settings=_gemma2,
-    ),
-    "gemma3": Architecture(
+    "gemma": _of_gemma("gemma", "GemmaForCausalLM", LLAMA, "hidden_act"),
+    "gemma2": _of_gemma("gemma2", "Gemma2ForCausalLM", _FOUR_NORMS, _ACT, settings=_gemma2),
+    "gemma3": _of_gemma(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        RMS,
         _FOUR_NORMS | QK_NORMS,
-        _norms(_FOUR_NORMS | QK_NORMS),
-        head_dim=True,
+        _ACT,
         settings=_gemma3,
         # How many tokens an image is.
         ignored=frozenset(("mm.tokens_per_image",)),

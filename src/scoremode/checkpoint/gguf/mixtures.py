@@ -13,13 +13,18 @@ from typing import Any
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
 from scoremode.checkpoint.gguf.table import (
     ATTENTION,
+    BIAS,
+    GATED,
+    LAYER,
     LLAMA,
     MODEL,
     QK_NORMS,
     RMS,
+    SILU,
     TURNS,
     Architecture,
     Layout,
+    blocks,
     window,
 )
 from scoremode.errors import CheckpointError, UnsupportedModel
@@ -30,35 +35,27 @@ SOFTMAX, SIGMOID, _SOFTMAX_CHOSEN = 1, 2, 3
 
 def experts(home: str, router: str) -> dict[str, str]:
     """Names of a mixture that lies in `home`, with its router."""
-    names = {f"blk.*.ffn_{part}_exps": f"{part}_proj" for part in ("gate", "up", "down", "gate_up")}
-    found = {tensor: f"model.layers.*.{home}.experts.{name}" for tensor, name in names.items()}
-    return found | {"blk.*.ffn_gate_inp": f"model.layers.*.{home}.{router}"}
+    names = {
+        f"ffn_{part}_exps": f"experts.{part}_proj" for part in ("gate", "up", "down", "gate_up")
+    }
+    return blocks(f"{LAYER}.{home}", names | {"ffn_gate_inp": router})
 
 
 def _shared(name: str) -> dict[str, str]:
     """Names of experts that all tokens go through."""
-    return {
-        f"blk.*.ffn_{part}_shexp": f"model.layers.*.mlp.{name}.{part}_proj"
-        for part in ("gate", "up", "down")
-    }
+    parts = ("gate", "up", "down")
+    return blocks(f"{LAYER}.mlp.{name}", {f"ffn_{part}_shexp": f"{part}_proj" for part in parts})
 
 
 SHARED = _shared("shared_experts")
 # A layer that predicts a token further on, which no score needs, under the names it has elsewhere.
-NEXTN = {
-    f"blk.*.nextn.{tensor}": f"model.layers.*.{name}"
-    for tensor, name in {
-        "eh_proj": "eh_proj",
-        "embed_tokens": "embed_tokens",
-        "enorm": "enorm",
-        "hnorm": "hnorm",
-        "shared_head_head": "shared_head.head",
-        "shared_head_norm": "shared_head.norm",
-    }.items()
-}
-_POST = {"blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm"}
-_NORM = {"blk.*.ffn_norm": "model.layers.*.post_attention_layernorm"}
-_LLAMA = MODEL | ATTENTION | _NORM
+NEXTN = blocks(
+    LAYER,
+    {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")}
+    | {f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+)
+_POST = blocks(LAYER, {"post_attention_norm": "post_attention_layernorm"})
+_LLAMA = MODEL | ATTENTION | blocks(LAYER, {"ffn_norm": "post_attention_layernorm"})
 _USED = {"num_experts_per_tok": integer("expert_used_count")}
 _WIDTH = {"moe_intermediate_size": integer("expert_feed_forward_length")}
 _NUM = _USED | {"num_experts": integer("expert_count")}
@@ -100,28 +97,21 @@ def weighed(facts: Facts, gating: int, *, norm: bool) -> None:
     facts.expect(integer("expert_group_used_count"), 0, 1)
 
 
-def _always(gating: int, norm: bool, **fields: Any) -> Callable[[Facts], Mapping[str, Any]]:
-    """The fields of an architecture whose routers all weigh alike."""
+def _weighs(gating: int, *, norm: bool) -> Callable[[Facts], Mapping[str, Any]]:
+    """The settings of an architecture whose routers all weigh alike: nothing to add."""
 
-    def found(facts: Facts) -> dict[str, Any]:
+    def settings(facts: Facts) -> dict[str, Any]:
         weighed(facts, gating, norm=norm)
-        return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")} | fields
+        return {}
 
-    return found
+    return settings
 
 
 def _qwen3(facts: Facts) -> dict[str, Any]:
     # Qwen3-Coder's say that they have no shared expert.
     facts.expect(integer("expert_shared_feed_forward_length"), 0)
     weighed(facts, SOFTMAX, norm=True)
-    return {
-        "hidden_act": "silu",
-        "attention_bias": facts.has("attn_q.bias"),
-        "norm_topk_prob": True,
-        "use_sliding_window": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+    return {}
 
 
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
@@ -136,11 +126,8 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
         # The models' own; llama.cpp rounds the two ends of yarn's ramp, whatever the model.
         rope = rope | {"truncate": False}
     return {
-        "hidden_act": "silu",
-        "attention_bias": True,
         "layer_types": [kinds[layer % 2] for layer in range(facts.layers)],
         "sliding_window": window(facts),
-        "swiglu_limit": 7.0,
         "rope_parameters": rope,
     }
 
@@ -149,8 +136,6 @@ def _granite(facts: Facts) -> dict[str, Any]:
     weighed(facts, SOFTMAX, norm=True)
     head_dim = facts.config["hidden_size"] // facts.config["num_attention_heads"]
     return {
-        "hidden_act": "silu",
-        "attention_bias": False,
         # 0 is none, as llama.cpp reads it.
         "attention_multiplier": facts.get(real("attention.scale", 0.0)) or head_dim**-0.5,
         "embedding_multiplier": facts.get(real("embedding_scale", 0.0)) or 1.0,
@@ -178,9 +163,6 @@ def _glm(facts: Facts) -> dict[str, Any]:
         raise CheckpointError("glm4moe.nextn_predict_layers leaves no layer of block_count")
     return {
         "num_hidden_layers": layers,
-        "hidden_act": "silu",
-        "attention_bias": facts.has("attn_q.bias"),
-        "use_qk_norm": facts.has("attn_q_norm.weight"),
         "n_shared_experts": facts.get(integer("expert_shared_count")),
         "first_k_dense_replace": facts.get(integer("leading_dense_block_count", 0)),
         "norm_topk_prob": norm,
@@ -190,6 +172,7 @@ def _glm(facts: Facts) -> dict[str, Any]:
     }
 
 
+_QWEN = SILU | {"use_sliding_window": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
 # By `general.architecture`, where `expert_count` is not 0.
 MIXTURES = {
     # Mixtral.
@@ -200,7 +183,9 @@ MIXTURES = {
         _LLAMA | experts("mlp", "gate"),
         TURNS,
         head_dim=True,
-        settings=_always(SOFTMAX, True, sliding_window=None),
+        constants=SILU | {"sliding_window": None},
+        biases=BIAS,
+        settings=_weighs(SOFTMAX, norm=True),
     ),
     "qwen2moe": Architecture(
         "qwen2_moe",
@@ -212,18 +197,12 @@ MIXTURES = {
         _LLAMA
         | experts("mlp", "gate")
         | _shared("shared_expert")
-        | {"blk.*.ffn_gate_inp_shexp": "model.layers.*.mlp.shared_expert_gate"},
+        | blocks(LAYER, {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}),
         {"blk.*.ffn_gate_inp_shexp": lambda config: Layout(row=True)},
         head_dim=True,
-        settings=_always(
-            SOFTMAX,
-            False,
-            norm_topk_prob=False,
-            qkv_bias=True,
-            use_sliding_window=False,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-        ),
+        constants=_QWEN | {"norm_topk_prob": False, "qkv_bias": True},
+        biases=BIAS,
+        settings=_weighs(SOFTMAX, norm=False),
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
@@ -231,6 +210,8 @@ MIXTURES = {
         RMS | _LOCAL | _WIDTH,
         _LLAMA | experts("mlp", "gate") | QK_NORMS,
         head_dim=True,
+        constants=_QWEN | {"norm_topk_prob": True},
+        biases=BIAS,
         settings=_qwen3,
     ),
     "olmoe": Architecture(
@@ -239,7 +220,9 @@ MIXTURES = {
         RMS | _NUM,
         _LLAMA | experts("mlp", "gate") | QK_NORMS,
         head_dim=True,
-        settings=_always(SOFTMAX, False, norm_topk_prob=False, clip_qkv=None),
+        constants=SILU | {"norm_topk_prob": False, "clip_qkv": None},
+        biases=BIAS,
+        settings=_weighs(SOFTMAX, norm=False),
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
@@ -249,8 +232,9 @@ MIXTURES = {
         | ATTENTION
         | _POST
         | experts("mlp", "router")
-        | {"blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks"},
+        | blocks(LAYER, {"attn_sinks.weight": "self_attn.sinks"}),
         head_dim=True,
+        constants=SILU | {"attention_bias": True, "swiglu_limit": 7.0},
         settings=_gpt_oss,
     ),
     "granitemoe": Architecture(
@@ -259,6 +243,7 @@ MIXTURES = {
         RMS | _LOCAL,
         _LLAMA | experts("block_sparse_moe", "router"),
         TURNS,
+        constants=SILU | {"attention_bias": False},
         settings=_granite,
     ),
     "glm4moe": Architecture(
@@ -272,14 +257,12 @@ MIXTURES = {
         | experts("mlp", "gate")
         | SHARED
         | NEXTN
-        | {
-            "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
-            "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
-            "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
-            "blk.*.exp_probs_b.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
-        },
+        | {name: module for name, module in GATED.items() if name != "blk.*.ffn_norm"}
+        | blocks(LAYER, {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}),
         head_dim=True,
         partial=True,
+        constants=SILU,
+        biases=BIAS | {"use_qk_norm": "attn_q_norm.weight"},
         settings=_glm,
     ),
 }
@@ -297,13 +280,10 @@ def _ernie(facts: Facts) -> dict[str, Any]:
             f"layers {mixed} are mixtures, not each {interval}. from {first} on, as the metadata says"
         )
     return {
-        "hidden_act": "silu",
-        "use_bias": facts.has("attn_q.bias"),
         "moe_num_shared_experts": facts.get(integer("expert_shared_count", 0)),
         "moe_layer_start_index": first,
         "moe_layer_end_index": last,
         "moe_layer_interval": interval,
-        "moe_norm_min": 1e-12,
     }
 
 
@@ -313,7 +293,7 @@ def _hunyuan(facts: Facts) -> dict[str, Any]:
     for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
         facts.expect(integer(key), width)
     facts.expect(integer("expert_shared_count"), 1)
-    return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")}
+    return {}
 
 
 # By `general.architecture`, where `expert_count` is not 0.
@@ -330,13 +310,11 @@ SHARED_EXPERTS = {
         LLAMA
         | experts("mlp", "gate")
         | SHARED
-        | {
-            "blk.*.exp_probs_b.bias": (
-                "model.layers.*.mlp.gate.moe_statics.e_score_correction_bias"
-            )
-        },
+        | blocks(LAYER, {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}),
         {"blk.*.exp_probs_b": lambda config: Layout(row=True)},
         head_dim=True,
+        constants=SILU | {"moe_norm_min": 1e-12},
+        biases={"use_bias": "attn_q.bias"},
         settings=_ernie,
         # A quotient by the number of keys' heads, which is the experts' width in no model.
         ignored=frozenset(("expert_shared_feed_forward_length",)),
@@ -351,17 +329,14 @@ SHARED_EXPERTS = {
         },
         LLAMA
         | experts("mlp", "gate.wg")
-        | {
-            f"blk.*.{tensor}": f"model.layers.*.{name}"
-            for tensor, name in {
-                "attn_q_norm": "self_attn.query_layernorm",
-                "attn_k_norm": "self_attn.key_layernorm",
-                "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
-                "ffn_up_shexp": "mlp.shared_mlp.up_proj",
-                "ffn_down_shexp": "mlp.shared_mlp.down_proj",
-            }.items()
-        },
+        | _shared("shared_mlp")
+        | blocks(
+            LAYER,
+            {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
         head_dim=True,
+        constants=SILU,
+        biases=BIAS,
         settings=_hunyuan,
     ),
 }

@@ -4,12 +4,14 @@ Source: as for `dense.py`. Which function lies between an MLP's halves no file s
 the models known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
 from scoremode.checkpoint.gguf.table import (
     ATTENTION,
+    BIASES,
+    LAYER,
     LLAMA,
     MODEL,
     NORMS,
@@ -18,65 +20,70 @@ from scoremode.checkpoint.gguf.table import (
     TURNS,
     Architecture,
     Layout,
+    blocks,
+    plus_one,
 )
 
 _STARCODER2 = (
     MODEL
     | ATTENTION
-    | {
-        "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-        "blk.*.ffn_up": "model.layers.*.mlp.c_fc",
-        "blk.*.ffn_down": "model.layers.*.mlp.c_proj",
-    }
+    | blocks(
+        LAYER,
+        {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    )
 )
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
-    "blk.*.attn_norm": "transformer.h.*.ln_1",
-    "blk.*.attn_qkv": "transformer.h.*.attn.c_attn",
-    "blk.*.attn_output": "transformer.h.*.attn.c_proj",
-    "blk.*.ffn_norm": "transformer.h.*.ln_2",
-    "blk.*.ffn_up": "transformer.h.*.mlp.c_fc",
-    "blk.*.ffn_down": "transformer.h.*.mlp.c_proj",
+    **blocks(
+        "transformer.h.*",
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+    ),
 }
+_DENSE_H = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
+_TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _FALCON = {
     "token_embd": "transformer.word_embeddings",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
-    "blk.*.attn_qkv": "transformer.h.*.self_attention.query_key_value",
-    "blk.*.attn_output": "transformer.h.*.self_attention.dense",
-    "blk.*.ffn_up": "transformer.h.*.mlp.dense_h_to_4h",
-    "blk.*.ffn_down": "transformer.h.*.mlp.dense_4h_to_h",
+    **blocks(
+        "transformer.h.*",
+        _DENSE_H
+        | {
+            "attn_qkv": "self_attention.query_key_value",
+            "attn_output": "self_attention.dense",
+        },
+    ),
 }
 _BLOOM = _FALCON | {
     "token_embd_norm": "transformer.word_embeddings_layernorm",
-    "blk.*.attn_norm": "transformer.h.*.input_layernorm",
-    "blk.*.ffn_norm": "transformer.h.*.post_attention_layernorm",
+    **blocks("transformer.h.*", _TWO_NORMS),
 }
 _NEOX = {
     "token_embd": "gpt_neox.embed_in",
     "output_norm": "gpt_neox.final_layer_norm",
     "output": "embed_out",
-    "blk.*.attn_norm": "gpt_neox.layers.*.input_layernorm",
-    "blk.*.attn_qkv": "gpt_neox.layers.*.attention.query_key_value",
-    "blk.*.attn_output": "gpt_neox.layers.*.attention.dense",
-    "blk.*.ffn_norm": "gpt_neox.layers.*.post_attention_layernorm",
-    "blk.*.ffn_up": "gpt_neox.layers.*.mlp.dense_h_to_4h",
-    "blk.*.ffn_down": "gpt_neox.layers.*.mlp.dense_4h_to_h",
+    **blocks(
+        "gpt_neox.layers.*",
+        _TWO_NORMS
+        | _DENSE_H
+        | {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
+    ),
 }
 _PHI2 = {
-    "token_embd": "model.embed_tokens",
+    **MODEL,
     "output_norm": "model.final_layernorm",
-    "output": "lm_head",
-    "blk.*.attn_norm": "model.layers.*.input_layernorm",
-    "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
-    "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
-    "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
-    "blk.*.attn_output": "model.layers.*.self_attn.dense",
-    "blk.*.ffn_up": "model.layers.*.mlp.fc1",
-    "blk.*.ffn_down": "model.layers.*.mlp.fc2",
+    **{name: module for name, module in ATTENTION.items() if name != "blk.*.attn_output"},
+    **blocks(LAYER, {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
 }
 # Llama's names, without its gate.
 _UNGATED = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_gate"}
@@ -87,7 +94,9 @@ _GPT2_SIZES = {
     "n_inner": integer("feed_forward_length"),
     "n_layer": integer("block_count"),
     "n_head": integer("attention.head_count"),
+    **_EPSILON,
 }
+_RELU2 = {"hidden_act": "relu2"}
 
 
 def _transposed(config: Mapping[str, Any]) -> Layout:
@@ -106,22 +115,6 @@ def _each_group(config: Mapping[str, Any]) -> Layout:
     return Layout(groups=config["num_kv_heads"], head_dim=head_dim)
 
 
-def _starcoder2(facts: Facts) -> dict[str, Any]:
-    return {
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": facts.has("attn_q.bias"),
-        "sliding_window": None,
-    }
-
-
-def _gpt2(facts: Facts) -> dict[str, Any]:
-    return {
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-    }
-
-
 def _falcon_names(facts: Facts) -> dict[str, str]:
     if facts.has("attn_norm_2.weight"):
         return _FALCON | {
@@ -138,50 +131,17 @@ def _falcon(facts: Facts) -> dict[str, Any]:
     return {
         "new_decoder_architecture": new,
         "num_ln_in_parallel_attn": norms if new else None,
-        "multi_query": True,
-        "parallel_attn": True,
-        "alibi": False,
-        "bias": facts.has("attn_qkv.bias"),
-        "activation": "gelu",
     }
 
 
-def _bloom(facts: Facts) -> dict[str, Any]:
-    facts.expect(integer("feed_forward_length"), 4 * facts.config["hidden_size"])
-    return {"apply_residual_connection_post_layernorm": False}
+def _expecting(key: str, value: Callable[[Mapping[str, Any]], int]) -> Callable[[Facts], Any]:
+    """Settings that add nothing, of an architecture in which `key` has one value, by the config."""
 
+    def settings(facts: Facts) -> dict[str, Any]:
+        facts.expect(integer(key), value(facts.config))
+        return {}
 
-def _neox(facts: Facts) -> dict[str, Any]:
-    return {
-        "hidden_act": "gelu",
-        "use_parallel_residual": facts.get(flag("use_parallel_residual")),
-        "attention_bias": facts.has("attn_qkv.bias"),
-    }
-
-
-def _phi2(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "gelu_new", "qk_layernorm": False}
-
-
-def _plus_one(config: Mapping[str, Any]) -> Layout:
-    return Layout(less=1.0)
-
-
-def _relu2(facts: Facts) -> dict[str, Any]:
-    return {
-        "hidden_act": "relu2",
-        "attention_bias": facts.has("attn_q.bias"),
-        "mlp_bias": facts.has("ffn_up.bias"),
-    }
-
-
-def _starcoder(facts: Facts) -> dict[str, Any]:
-    facts.expect(integer("attention.head_count_kv"), 1)
-    return {
-        "activation_function": "gelu_pytorch_tanh",
-        "scale_attn_weights": True,
-        "multi_query": True,
-    }
+    return settings
 
 
 PLAIN = {
@@ -190,21 +150,24 @@ PLAIN = {
         "Starcoder2ForCausalLM",
         SIZES | {"norm_epsilon": real("attention.layer_norm_epsilon")},
         _STARCODER2,
-        settings=_starcoder2,
+        constants={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+        biases={"use_bias": "attn_q.bias"},
     ),
     "gpt2": Architecture(
         "gpt2",
         "GPT2LMHeadModel",
-        _GPT2_SIZES | _EPSILON,
+        _GPT2_SIZES,
         _GPT2,
         {
-            "blk.*.attn_qkv.weight": _transposed,
-            "blk.*.attn_output.weight": _transposed,
-            "blk.*.ffn_up.weight": _transposed,
-            "blk.*.ffn_down.weight": _transposed,
+            f"blk.*.{name}.weight": _transposed
+            for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
         },
         rope=False,
-        settings=_gpt2,
+        constants={
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
     ),
     "falcon": Architecture(
         "falcon",
@@ -215,11 +178,18 @@ PLAIN = {
             "ffn_hidden_size": integer("feed_forward_length"),
             "num_hidden_layers": integer("block_count"),
             "num_attention_heads": integer("attention.head_count"),
-        }
-        | _EPSILON,
+            **_EPSILON,
+        },
         _falcon_names,
         {"blk.*.attn_qkv": _each_group},
         keys="num_kv_heads",
+        constants={
+            "multi_query": True,
+            "parallel_attn": True,
+            "alibi": False,
+            "activation": "gelu",
+        },
+        biases={"bias": "attn_qkv.bias"},
         settings=_falcon,
     ),
     "bloom": Architecture(
@@ -229,47 +199,75 @@ PLAIN = {
             "hidden_size": integer("embedding_length"),
             "n_layer": integer("block_count"),
             "n_head": integer("attention.head_count"),
-        }
-        | _EPSILON,
+            **_EPSILON,
+        },
         _BLOOM,
         {"blk.*.attn_qkv": _each_head},
         rope=False,
-        settings=_bloom,
+        constants={"apply_residual_connection_post_layernorm": False},
+        settings=_expecting("feed_forward_length", lambda config: 4 * config["hidden_size"]),
     ),
     "gptneox": Architecture(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        NORMS,
+        NORMS | {"use_parallel_residual": flag("use_parallel_residual")},
         _NEOX,
         {"blk.*.attn_qkv": _each_head},
         partial=True,
-        settings=_neox,
+        constants={"hidden_act": "gelu"},
+        biases={"attention_bias": "attn_qkv.bias"},
     ),
-    # Norms are stored plus the one that the library adds, their biases as they are.
+    # Of its norms the weights alone are stored plus one, not the biases.
     "nemotron": Architecture(
         "nemotron",
         "NemotronForCausalLM",
         SIZES | {"norm_eps": real("attention.layer_norm_epsilon")},
         _UNGATED,
-        {f"{name}.weight": _plus_one for name in _UNGATED if name.endswith("_norm")},
+        {f"{name}.weight": layout for name, layout in plus_one(_UNGATED).items()},
         head_dim=True,
         partial=True,
-        settings=_relu2,
+        constants=_RELU2,
+        biases=BIASES,
         ignored=frozenset(("attention.layer_norm_rms_epsilon",)),
     ),
     "jais2": Architecture(
-        "jais2", "Jais2ForCausalLM", NORMS, _UNGATED, head_dim=True, settings=_relu2
+        "jais2",
+        "Jais2ForCausalLM",
+        NORMS,
+        _UNGATED,
+        head_dim=True,
+        constants=_RELU2,
+        biases=BIASES,
     ),
     "arcee": Architecture(
-        "arcee", "ArceeForCausalLM", RMS, _UNGATED, TURNS, head_dim=True, settings=_relu2
+        "arcee",
+        "ArceeForCausalLM",
+        RMS,
+        _UNGATED,
+        TURNS,
+        head_dim=True,
+        constants=_RELU2,
+        biases=BIASES,
     ),
     "starcoder": Architecture(
         "gpt_bigcode",
         "GPTBigCodeForCausalLM",
-        _GPT2_SIZES | _EPSILON,
+        _GPT2_SIZES,
         _GPT2,
         rope=False,
-        settings=_starcoder,
+        constants={
+            "activation_function": "gelu_pytorch_tanh",
+            "scale_attn_weights": True,
+            "multi_query": True,
+        },
+        settings=_expecting("attention.head_count_kv", lambda _: 1),
     ),
-    "phi2": Architecture("phi", "PhiForCausalLM", NORMS, _PHI2, partial=True, settings=_phi2),
+    "phi2": Architecture(
+        "phi",
+        "PhiForCausalLM",
+        NORMS,
+        _PHI2,
+        partial=True,
+        constants={"hidden_act": "gelu_new", "qk_layernorm": False},
+    ),
 }

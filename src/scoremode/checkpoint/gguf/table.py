@@ -6,7 +6,7 @@ llama.cpp's converter moves rows for its own kernels, and a row keeps its blocks
 back is exact on packed rows as on dense ones. Source: `conversion/` of llama.cpp, by architecture.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +74,6 @@ class Layout:
 Names = Mapping[str, str] | Callable[[Facts], Mapping[str, str]]
 
 
-def _nothing(facts: Facts) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Architecture:
     """An architecture that llama.cpp calls one thing, and transformers another.
@@ -93,7 +89,8 @@ class Architecture:
     - `rope`: whether positions rotate, and the config has `rope_parameters`; `partial`: whether the
       library's model may rotate a part of each head. Many ignore that they are asked to.
     - `heads`: the fields of heads and rotation, where they are others than those.
-    - `settings`: further fields, by what else the file says; they overrule.
+    - `constants`: further fields, the same for every file; `biases`: fields that say whether there is
+      such a tensor; `settings`: fields by what else the file says, which overrule.
     - `ignored`: keys of the metadata without an effect.
     """
 
@@ -107,7 +104,9 @@ class Architecture:
     rope: bool = True
     partial: bool = False
     heads: Callable[[Facts], Mapping[str, Any]] | None = None
-    settings: Callable[[Facts], Mapping[str, Any]] = _nothing
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    biases: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
     ignored: frozenset[str] = frozenset()
 
 
@@ -126,29 +125,49 @@ MODEL = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-ATTENTION = {
-    "blk.*.attn_norm": "model.layers.*.input_layernorm",
-    "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
-    "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
-    "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
-    "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
-}
-GATED = {
-    "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-    "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
-    "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
-    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
-}
+LAYER = "model.layers.*"
+
+
+def blocks(home: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Names of each block's tensors → the library's below `home`, a layer's place with its number."""
+    return {f"blk.*.{tensor}": f"{home}.{module}" for tensor, module in names.items()}
+
+
+ATTENTION = blocks(
+    LAYER,
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+    },
+)
+GATED = blocks(
+    LAYER,
+    {
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+)
 LLAMA = MODEL | ATTENTION | GATED
-QK_NORMS = {
-    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
-    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
-}
+QK_NORMS = blocks(LAYER, {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
+SILU = {"hidden_act": "silu"}
+BIAS = {"attention_bias": "attn_q.bias"}
+BIASES = BIAS | {"mlp_bias": "ffn_up.bias"}
 # Where llama.cpp rotates neighbours and the library halves.
 TURNS = {
     "blk.*.attn_q": lambda config: Layout(turns=config["num_attention_heads"]),
     "blk.*.attn_k": lambda config: Layout(turns=config["num_key_value_heads"]),
 }
+
+
+def plus_one(names: Iterable[str]) -> dict[str, Callable[[Mapping[str, Any]], Layout]]:
+    """The layouts of norms among `names`: they are stored plus the one that the library adds."""
+    layout = Layout(less=1.0)
+    return {name: lambda _: layout for name in names if name.endswith("_norm")}
 
 
 def window(facts: Facts, default: int | None = None) -> int:
