@@ -302,7 +302,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(quant, text, runs, tmp_pa
         whole.folder / "scores.parquet"
     ).read_bytes()
     for name in ("metrics", "distribution", "llama_cpp", "reference"):
-        assert resumed.record[name] == whole.record[name], name
+        assert resumed.record.document[name] == whole.record.document[name], name
 
 
 def changed(path: Path, byte: int) -> None:

@@ -117,7 +117,7 @@ def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
         map(str, models)
     )
     assert list(found.failed) == ["/no/such/model"] and found.folder == tmp_path
-    record = found.runs[0].record
+    record = found.runs[0].record.document
     assert record["command"][:2] == ["scoremode", "kld"]
     one = scoremode.measure(
         models[0], reference=demo / "model", file=folder / "text.txt", protocol="disjoint",

@@ -55,7 +55,7 @@ def compared(scores: Scores) -> Scores:
     base = np.minimum(scores.logprob * 0.9, scores.top1_logprob)
     kld = np.abs(np.sin(scores.index)) * 0.1
     return replace(
-        scores, against=Comparison(base, scores.top1 * 0 - 1, scores.top1_logprob, kld, kld)
+        scores, against=Comparison(base, scores.top1 * 0 + 9999, scores.top1_logprob, kld, kld)
     )
 
 
@@ -70,12 +70,12 @@ def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, 
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
     record = read_record(result.folder)
     for name, section in again.items():
-        assert section == result.record[name] == record[name]
+        assert section == result.record.document[name] == record[name]
     blocks = again["intervals"]["blocks"]
     assert (again["metrics"]["ppl_ratio"]["ci95"] is not None) == (blocks >= 8)
     worst = record["worst"]
     assert len(worst) == len({fact["index"] for fact in worst}) == 10
-    assert all(fact["context"] and fact["base_top1_text"] == "<id -1>" for fact in worst)
+    assert all(fact["context"] and fact["base_top1_text"] == "<id 9999>" for fact in worst)
 
 
 def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch):

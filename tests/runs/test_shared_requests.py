@@ -105,7 +105,7 @@ def test_shards_merge_to_the_same_bits(ask, whole, tmp_path):
     shards = [measure(ask("shards", shard=Shard(i, 2))).folder for i in (1, 2)]
     record = merge(shards, tmp_path / "merged")
     assert logprobs(tmp_path / "merged") == logprobs(whole)
-    assert record["schedule"]["row_tokens"] == 128
+    assert record.schedule.row_tokens == 128
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["kept", "beside"])

@@ -1,14 +1,29 @@
 """Typed records of made or changed JSON objects."""
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
-from scoremode.results.record.definition import Record, read_document
+from msgspec import UNSET
+
+from scoremode.results.record.definition import Done, Record, read_document
+from scoremode.results.record.section import decode
 
 
 def typed(document: dict[str, Any]) -> Any:
     """The record of a copy of a JSON object."""
     return read_document(copy.deepcopy(document))
+
+
+def of_sections(**sections: Any) -> Any:
+    """A record of the sections given, as JSON objects; None is a missing one."""
+    kinds = get_type_hints(Done)
+    return SimpleNamespace(
+        **{
+            name: UNSET if value is None else decode(value, kinds[name])
+            for name, value in sections.items()
+        }
+    )
 
 
 def with_fields(record: Record, fields: dict[str, Any]) -> Any:

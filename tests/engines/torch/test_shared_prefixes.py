@@ -2,13 +2,14 @@
 of ranks, from any pass on, drawn again, and against a base."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from engines.torch.ranks.joined import join, together
 from support.engine import make_engine, score
 from support.models import VOCAB, make_checkpoint
-from support.records import typed
+from support.records import of_sections
 from support.request_plans import shared_plan
 
 from scoremode.engines.base import Extras, Schedule, Work
@@ -99,8 +100,8 @@ def test_what_is_shared_is_dealt_as_work_once():
 def test_drawn_micro_batches_score_the_same_bits(llama, schedule, whole):
     """As `check --against` has them."""
     engine = make_engine(llama, dtype="float32")
-    record = {"schedule": schedule.to_json()}
-    batches = micro_batches(typed(record), PLAN)
+    record = of_sections(schedule=schedule.to_json(), schedule_change=None)
+    batches = micro_batches(record, PLAN)
     parts = drawn_windows(PLAN, batches, 0.6, 1, None, schedule.row_tokens)
     assert sum(len(part.windows) for part in parts) > len(PLAN) / 2
     for part in parts:
@@ -120,10 +121,8 @@ def test_halved_micro_batches_fit_and_score_alike(engines, schedule, whole):
 def test_a_reference_is_replayed_in_the_micro_batches_of_the_run(schedule):
     first = Work.passes(PLAN, schedule)[0]
     rows = first.spans[-1][1]
-    record = {
-        "schedule": schedule.to_json(),
-        "kept": {"states": {"files": [{"rows": rows}]}},
-    }
+    record = of_sections(schedule=schedule.to_json(), schedule_change=None)
+    record.kept = SimpleNamespace(states=SimpleNamespace(files=[SimpleNamespace(rows=rows)]))
     assert list(_of_conversations(record, PLAN)) == first.spans
 
 

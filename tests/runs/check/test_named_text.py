@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.records import of_sections
 
 from scoremode.errors import UsageError
 from scoremode.runs.check.inputs import Sources, Unreachable, text_flags
@@ -10,7 +11,12 @@ from scoremode.runs.texts import read_text
 
 
 def named_corpus(section, sources):
-    return read_text(text_flags({"corpus": {"rows": 1100} | section}, sources))
+    rest = {
+        "rows": 1100,
+        "row_limit": 1100,
+        "text": {"rule": "rows", "bytes": 1, "sha256": 64 * "0"},
+    }
+    return read_text(text_flags(of_sections(corpus=rest | section), sources))
 
 
 @pytest.fixture

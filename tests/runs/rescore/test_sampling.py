@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import typed
+from support.records import of_sections
 
 from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
 from scoremode.text.plan import make_plan
@@ -27,10 +27,12 @@ def plan_of(tokens: int, length: int, stride: int):
 )  # fmt: skip
 def test_batches_and_rows_are_those_of_the_run(tokens, length, pass_, batch, share, seed, halved):
     plan = plan_of(tokens, length, length // 2)
-    record: dict = {"schedule": {"pass_windows": pass_, "batch_windows": batch}}
-    if halved:
-        record["schedule_change"] = {"after_passes": 1, "batch_windows_before": 2 * batch}
-    batches = micro_batches(typed(record), plan)
+    change = {"after_passes": 1, "batch_windows_before": 2 * batch, "reason": "memory"}
+    record = of_sections(
+        schedule={"pass_windows": pass_, "batch_windows": batch},
+        schedule_change=change if halved else None,
+    )
+    batches = micro_batches(record, plan)
     assert [w for one in batches for w in one] == list(range(len(plan)))
     drawn = drawn_windows(plan, batches, share, seed, 7 if halved else None)
     assert {part.schedule(pass_).chunk_tokens for part in drawn} == {7 if halved else None}
