@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.bulk_io import Hashing
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError
+from scoremode.lib.hub import on_hub
 from scoremode.lib.json import canonical
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _what(take: Taken) -> str:
 
 
 def _name(source: str) -> str:
-    return source.removeprefix("hub:").partition("@")[0] if source[:4] == "hub:" else source
+    return (on_hub(source) or (source, ""))[0]
 
 
 @dataclass(frozen=True, eq=False)

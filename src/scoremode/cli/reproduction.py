@@ -16,6 +16,7 @@ from scoremode.cli.command import Measurement
 from scoremode.cli.kld import Kld
 from scoremode.engines.kv_formats import AS_DECLARED, is_declared
 from scoremode.errors import ScoremodeError
+from scoremode.lib.hub import on_hub
 from scoremode.results.record.definition import Done
 from scoremode.results.record.model import Checkpoint, VllmEngine
 from scoremode.results.record.text import Calibration, Conversations, Corpus
@@ -70,9 +71,8 @@ def _words(given: _Given) -> list[str]:
 
 def _model(source: str) -> tuple[str, str | None]:
     """A model by a name that means the same elsewhere, and its revision on the hub."""
-    if source.startswith("hub:"):
-        name, _, revision = source.removeprefix("hub:").partition("@")
-        return name, revision or None
+    if found := on_hub(source):
+        return found[0], found[1] or None
     return _last(source), None
 
 

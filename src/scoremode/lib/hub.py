@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from scoremode.errors import ScoremodeError, words_of
 
-__all__ = ["Revision", "find_revision", "hub_call"]
+__all__ = ["Revision", "find_revision", "hub_call", "on_hub"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,15 @@ class Revision(NamedTuple):
     commit: str
     files: list[str]
     unreachable: OSError | None = None
+
+
+def on_hub(source: str) -> tuple[str, str] | None:
+    """The repository and the commit of a record's source `hub:ORG/NAME@COMMIT`, the latter "" where it
+    has none; None of a path."""
+    if not source.startswith("hub:"):
+        return None
+    repo, _, commit = source.removeprefix("hub:").partition("@")
+    return repo, commit
 
 
 def hub_call(call: Callable[[], T], *, most: int = _TRIES) -> T:

@@ -1,7 +1,7 @@
 """Makes a plan of a text and a model's name, with no weights and no torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import Conversations
+from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
 from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.kept_text import KeptText
@@ -137,42 +138,80 @@ def _planned(
     _check_kind(corpus, protocol)
     if not places:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
-    positions, longest = positions_of(config), longest_of(config)
-    vocabulary = config.get("vocab_size")
-    resolved = protocol.resolve(positions, longest)
-    most = None if positions is None else max(positions, longest or 0)
-    loaded = _tokenizer(corpus, places[0])
-    chat, asked, lines = None, None, ()
+    declared, longest = positions_of(config), longest_of(config)
+    resolved = protocol.resolve(declared, longest)
+    most = None if declared is None else max(declared, longest or 0)
+    tokenizer = _tokenizer(corpus, places[0])
+    prefix, template, ends, positions = None, None, frozenset[int](), None
     if resolved.is_of_requests:
-        texts = _pages_of(corpus, resolved)
-        wanted = page_corpus(texts) if texts else corpus
-        assert isinstance(wanted, RequestCorpus)
-        asked = wanted.planned(resolved, loaded, prefix_of(places[0], loaded))
-        plan, digest, size = asked.plan, corpus.source_sha256, wanted.text_bytes
-        if texts:
-            digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
-    elif isinstance(corpus, KeptText):
-        plan = corpus.planned(resolved, loaded)
-        digest, size = corpus.text_sha256, corpus.text_bytes
-    elif isinstance(corpus, Conversations):
-        template, ends = chat_template(places, loaded, corpus.template), turn_ends(places, loaded)
-        may_change = most if protocol.context_length is None else None
-        talk = corpus.planned(resolved, loaded, template, ends, may_change)
-        plan, chat, lines = talk.plan.arranged(), talk.facts, talk.notes
-        digest, size = corpus.source_sha256, corpus.size
-    else:
-        texts = corpus.texts(resolved.text)
-        plan = plan_of(corpus, loaded, resolved)
-        digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
+        prefix = prefix_of(places[0], tokenizer)
+    if isinstance(corpus, Conversations):
+        template = chat_template(places, tokenizer, corpus.template)
+        ends = turn_ends(places, tokenizer)
+        positions = most if protocol.context_length is None else None
+    planned = cut(
+        corpus,
+        resolved,
+        tokenizer,
+        prefix=prefix,
+        template=template,
+        ends=ends,
+        positions=positions,
+    )
     if resolved.text == "conversations" and most is not None:
-        _check_lengths(plan, most, model)
-    largest = int(plan.tokens.max())
+        _check_lengths(planned.plan, most, model)
+    largest, vocabulary = int(planned.plan.tokens.max()), config.get("vocab_size")
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
-            f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
+            f"{tokenizer.source}: the text has token id {largest}, and {model} has {vocabulary} "
+            "entries"
         )
-    notes = corpus.notes if isinstance(corpus, Corpus) else ()
-    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked, lines, notes)
+    return replace(planned, model_vocabulary=vocabulary)
+
+
+def cut(
+    corpus: Corpus,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    *,
+    prefix: int | None = None,
+    template: ChatTemplate | None = None,
+    ends: frozenset[int] = frozenset(),
+    positions: int | None = None,
+) -> PlannedText:
+    """A corpus cut into windows by a `protocol` that is resolved, for no model in particular.
+
+    - `prefix`: of requests and pages, the token before what nothing precedes (`prefix_of`).
+    - `template`, `ends`, `positions`: of conversations (`Conversations.planned`).
+    """
+    chat, asked, lines = None, None, ()
+    if protocol.is_of_requests:
+        pages = _pages_of(corpus, protocol)
+        wanted = page_corpus(pages) if pages else corpus
+        assert isinstance(wanted, RequestCorpus)
+        asked = wanted.planned(protocol, tokenizer, prefix)
+        plan = asked.plan
+    elif isinstance(corpus, KeptText):
+        plan = corpus.planned(protocol, tokenizer)
+    elif isinstance(corpus, Conversations):
+        talk = corpus.planned(protocol, tokenizer, template, ends, positions)
+        plan, chat, lines = talk.plan.arranged(), talk.facts, talk.notes
+    else:
+        plan = plan_of(corpus, tokenizer, protocol)
+    digest, size = text_facts(corpus, protocol)
+    return PlannedText(plan, tokenizer, digest, size, None, chat, asked, lines, corpus.notes)
+
+
+def text_facts(corpus: Corpus, protocol: Protocol) -> tuple[str, int]:
+    """The sha256 and the bytes of the text of a corpus under a protocol."""
+    if isinstance(corpus, RequestCorpus):
+        return corpus.source_sha256, corpus.text_bytes
+    if isinstance(corpus, KeptText):
+        return corpus.text_sha256, corpus.text_bytes
+    if isinstance(corpus, Conversations):
+        return corpus.source_sha256, corpus.size
+    texts = corpus.texts(protocol.text)
+    return texts_sha256(texts), sum(len(text.encode()) for text in texts)
 
 
 def _check_lengths(plan: Plan, most: int, model: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import escaped
+from scoremode.lib.hub import on_hub
 from scoremode.report.compare import ranked_rows
 from scoremode.report.document import (
     Column,
@@ -346,8 +347,8 @@ def _dataset(corpus: Corpus) -> _Dataset:
     source, name = corpus.source or "", corpus.name
     parts = name.split(" ")
     config, split = (parts[1] if len(parts) > 2 else None), (parts[-1] if parts[1:] else None)
-    if source.startswith("hub:"):
-        repo, _, commit = source.removeprefix("hub:").partition("@")
+    if found := on_hub(source):
+        repo, commit = found
         return _Dataset(repo, name, config, split, commit or None)
     if name == _WIKITEXT and corpus.rows is not None:
         return _Dataset("Salesforce/wikitext", name, config, split)

@@ -9,6 +9,7 @@ from msgspec import UNSET, structs
 
 from scoremode import __version__
 from scoremode.errors import UsageError
+from scoremode.lib.hub import on_hub
 from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_words
 from scoremode.report.page.chart_data import attributions, charts, recipe_curves, tails
 from scoremode.report.page.comparison import (
@@ -298,8 +299,7 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 def _parts(source: str) -> list[str]:
     own, plus, taken = source.partition(" + ")
-    if own.startswith("hub:"):
-        own = own.removeprefix("hub:").partition("@")[0]
+    own, _ = on_hub(own) or (own, "")
     parts = [part for part in own.split("/") if part] or [own]
     return [*parts[:-1], f"{parts[-1]}{plus}{taken}"]
 

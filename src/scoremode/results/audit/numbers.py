@@ -1,5 +1,6 @@
 """The numbers of a run's record, each made again from its Scores."""
 
+import math
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib import metadata
@@ -10,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from scoremode import __version__
-from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
+from scoremode.errors import InvalidMeasurement, RunFolderError, ScoremodeError, UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import (
     RECORD,
@@ -20,7 +21,7 @@ from scoremode.results.folders.store import (
     read_record,
     seal_of,
 )
-from scoremode.results.folders.tables import TOKEN_TEXT, bytes_of
+from scoremode.results.folders.tables import ANSWERS, REQUESTS, TOKEN_TEXT, bytes_of, read_table
 from scoremode.results.gates import Compared, Gates
 from scoremode.results.record.checks import (
     check_blocks,
@@ -39,8 +40,11 @@ from scoremode.results.record.definition import (
 )
 from scoremode.results.record.section import decode, differences, misfit
 from scoremode.results.record.sections import remade
+from scoremode.results.record.text import RequestsFile
 from scoremode.results.scores import DTYPES, Scores, check_values
+from scoremode.results.statistics.bootstrap import pages_section
 from scoremode.results.statistics.divergence import worst_tokens
+from scoremode.results.statistics.pairs import paired_answers
 
 _PART = "record"
 
@@ -313,3 +317,59 @@ def _interval(value: Any) -> str:
         low, high = value["ci95"]
         return f"[{low:.6g}, {high:.6g}]"
     return ""
+
+
+def _audit_pages(folder: Path, record: Done, file: RequestsFile, findings: Findings) -> None:
+    part = "pages"
+    try:
+        found = read_table(folder / REQUESTS, file)
+        words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
+        own, base = np.array(found["logprob"], np.float64), found.get("base_logprob")
+        theirs = None if base is None else np.array(base, np.float64)
+        made = pages_section(words, byte_counts, own, theirs)
+    except (ScoremodeError, KeyError, TypeError, ValueError) as error:
+        findings.wrong(part, "metrics", str(error))
+        return
+    wrong = differences(part, record.document[part], made, of="its pages")
+    findings.judge(part, "metrics", (d.words for d in wrong))
+
+
+def audit_answers(folder: Path, record: Done, findings: Findings) -> None:
+    """Holds a record's accuracies, and what it says of pairs, against the questions in its file, and
+    its perplexities of pages against these."""
+    if record.pages and record.requests:
+        _audit_pages(folder, record, record.requests, findings)
+    part = "tasks"
+    if not (section := record.tasks):
+        return
+    try:
+        rows = read_table(folder / ANSWERS, section.answers)
+    except ScoremodeError as error:
+        findings.wrong(part, "sha256", str(error))
+        return
+    task, metric = np.array(rows["task"]), np.array(rows["metric"])
+    values = np.array(rows["value"], np.float64)
+    parts = {name: [name] for name in section.tasks}
+    parts |= {name: group.tasks for name, group in section.groups.items()}
+    document = record.document["tasks"]
+    stored = document["tasks"] | document["groups"]
+    for name, members in parts.items():
+        said = section.groups.get(name) or section.tasks[name]
+        for key, whole in said.metrics.items():
+            here = np.isin(task, members) & (metric == key)
+            paired = (said.pairs or {}).get(key)
+            # Others are no means of questions, or of groups that weigh all tasks alike.
+            if not here.any() or (paired is None and name in section.groups):
+                continue
+            if key.startswith("acc") or paired is not None:
+                mean = float(values[here].mean())
+                words = [] if math.isclose(mean, whole, rel_tol=1e-9, abs_tol=1e-12) else [
+                    f"the record has {whole}, and its questions give {mean}"
+                ]  # fmt: skip
+                findings.judge(part, f"{name} {key}", words, "as its questions give")
+            if paired is not None:
+                base = np.array(rows["base_value"], np.float64)[here]
+                made = paired_answers(values[here], base)
+                stated = {k: v for k, v in stored[name]["pairs"][key].items() if k in made}
+                found = differences(f"{name} {key}", stated, made, of="its questions")
+                findings.judge(part, f"{name} {key} pairs", (d.words for d in found))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
+from scoremode.lib.hub import on_hub
 from scoremode.results.comparison.comparable import differing, not_held_out, require_same
 from scoremode.results.folders.finished import FinishedRun, open_run
 from scoremode.results.metrics import MetricSpec, shown
@@ -393,8 +394,7 @@ def is_base(document: Mapping[str, Any], reference: Mapping[str, Any] | None) ->
 def short_name(source: str) -> str:
     """A model's last part: `hub:ORG/NAME@COMMIT` is NAME; what a mixture has from others stays."""
     own, plus, taken = source.partition(" + ")
-    if own.startswith("hub:"):
-        own = own.removeprefix("hub:").partition("@")[0]
+    own, _ = on_hub(own) or (own, "")
     return f"{Path(own).name or own}{plus}{taken}"
 
 

@@ -12,7 +12,12 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
 from scoremode.results.attribution import audit_attributions
 from scoremode.results.audit.findings import Findings, not_checked
-from scoremode.results.audit.numbers import audit_numbers, audited_record, audited_scores
+from scoremode.results.audit.numbers import (
+    audit_answers,
+    audit_numbers,
+    audited_record,
+    audited_scores,
+)
 from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import Columns
 from scoremode.results.record.definition import Done
@@ -22,7 +27,6 @@ from scoremode.results.record.sections import now, versions
 from scoremode.results.scores import Scores, expected
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.inputs import Sources, Unreachable
-from scoremode.runs.check.requests import audit_answers
 from scoremode.runs.check.text import (
     audit_calibration,
     audit_protocol,

@@ -13,6 +13,7 @@ from typing import Any
 
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.errors import CorpusError
+from scoremode.lib.hub import on_hub
 from scoremode.results.record.definition import Record
 from scoremode.results.record.model import CheckpointFiles, Reference, TakenModules
 from scoremode.results.record.model import Tokenizer as TokenizerSection
@@ -22,8 +23,7 @@ from scoremode.spec.text import Calibration, Text
 from scoremode.text.protocol import Protocol
 
 CheckpointPlace = CheckpointFiles | TakenModules
-# A hub id with its commit, as a record has it.
-_ON_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 # How a command shows a long text that was given in Python.
 _LENGTH_ALONE = re.compile(r"<\d+ characters>")
 
@@ -57,17 +57,14 @@ class Sources:
         is_there = self.directory in (None, str(Path.cwd()))
         return place if is_there else str(Path(str(self.directory)) / place)
 
-    def on_hub(self, source: str) -> tuple[str, str] | None:
+    def data_set(self, source: str) -> tuple[str, str] | None:
         """The repository and the commit of a data set that a record found on the hub; None of a path.
         Raises Unreachable where the hub may not be asked."""
-        if not source.startswith("hub:"):
-            return None
-        if not self.fetch:
+        if (found := on_hub(source)) and not self.fetch:
             raise Unreachable(
                 f"{source}: --fetch gets it from the hub, or --file PATH says where a copy lies"
             )
-        repo, _, commit = source.removeprefix("hub:").partition("@")
-        return repo, commit
+        return found
 
     def file(self, source: str) -> Path:
         """The file of a text that the record names. Raises Unreachable."""
@@ -92,14 +89,14 @@ class Sources:
             source = section.mixture.source
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
             return self.model_files(path)
-        if (found := _ON_HUB.fullmatch(source)) is None:
+        if (found := on_hub(source)) is None or not _COMMIT.fullmatch(found[1]):
             raise Unreachable(f"there is no {path} here: {flag} PATH says where it lies")
         if not self.fetch:
             raise Unreachable(
                 f"there is no {path} here: --fetch gets {source} from the hub, or {flag} PATH says "
                 "where it lies"
             )
-        return self.model_files(found["name"], found["commit"])
+        return self.model_files(*found)
 
     def other(self, take: TakenModules) -> ModelFiles:
         """The files of a checkpoint that a mixture takes modules from, given what the record says of
@@ -167,7 +164,7 @@ def text_flags(record: Record, sources: Sources) -> Text:
         given = {**given, "preset": preset, "text_field": None}
     if sources.files:
         given[flag] = list(sources.files) if flag == "file" else str(sources.files[0])
-    elif hub := sources.on_hub(source):
+    elif hub := sources.data_set(source):
         repo, given["dataset_revision"] = hub
         if not preset:
             given["conversations" if chats else "dataset"] = repo
@@ -188,7 +185,7 @@ def text_flags(record: Record, sources: Sources) -> Text:
 def calibration_flags(section: CalibrationSection, sources: Sources) -> Calibration:
     """The flags that ask for the calibration text of a record's section. Raises Unreachable."""
     source, text_field = section.source, section.text_field
-    if hub := sources.on_hub(source):
+    if hub := sources.data_set(source):
         repo, commit = hub
         config, split = _split_of(section.name)
         return Calibration(

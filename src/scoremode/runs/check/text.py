@@ -1,24 +1,26 @@
 """A run's text and token ids, made again: text → token ids → plan → what was scored."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
 from scoremode.checkpoint.chat_template import chat_template, turn_ends
-from scoremode.checkpoint.model_files import ModelFiles
+from scoremode.checkpoint.model_files import ModelFiles, resolve_tokenizer
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
+from scoremode.lib.hub import on_hub
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
+from scoremode.results.folders.tables import LABEL, REQUESTS, TOKEN_TEXT, read_table
 from scoremode.results.record.definition import Done
 from scoremode.results.record.model import Tokenizer as TokenizerSection
 from scoremode.results.record.section import differences
-from scoremode.results.record.text import Template
+from scoremode.results.record.text import RequestsFile, Template
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.runs.check.inputs import (
@@ -28,15 +30,20 @@ from scoremode.runs.check.inputs import (
     protocol_of,
     text_flags,
 )
-from scoremode.runs.check.requests import audited_pages, audited_requests
+from scoremode.runs.planning import cut, prefix_of, text_facts
 from scoremode.runs.texts import read_calibration, read_text
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
-from scoremode.text.corpus_plan import plan_of, texts_sha256
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
-from scoremode.text.task_requests import TASKS, page_corpus
+from scoremode.text.task_requests import (
+    TASKS,
+    PlannedCorpus,
+    RequestCorpus,
+    TextRequest,
+    request_corpus,
+)
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
@@ -88,13 +95,47 @@ def audited_plan(
     can't be reached. Requests lie in the run's own `folder`."""
     find = partial(sources.tokenizer_of, record.tokenizer, record.checkpoint)
     tokenizer = audited_tokenizer(record.tokenizer, "tokenizer", find, findings)
-    if record.protocol.text == "requests":
-        plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
-    else:
-        plan = _text_plan(record, sources, tokenizer, findings, folder)
-    if plan is None or tokenizer is None:
+    protocol, chats = protocol_of(record), record.corpus.conversations
+    if chats and (protocol.text != _CHATS or not protocol.long):
+        words = f"{protocol.name} is for {protocol.text}, and the record has conversations"
+        findings.wrong("plan", "token ids", words)
         return None
-    plan = _as_stopped(record, plan)
+    kind, rows = "data set" if chats else "text", None
+    if protocol.is_of_requests and folder is not None and record.requests:
+        rows = _request_rows(folder, record.requests, findings)
+    if protocol.text != "requests":
+        corpus = _audited_text(record, protocol, sources, findings)
+    elif rows is None:
+        findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
+        return None
+    else:
+        corpus, kind = _audited_requests(record, rows, findings), "requests"
+    if corpus is None or tokenizer is None:
+        missing = kind if corpus is None else "tokenizer"
+        findings.unchecked("plan", "token ids", f"needs the {missing}")
+        return None
+    prefix, template, ends = None, None, frozenset[int]()
+    try:
+        if protocol.is_of_requests:
+            prefix = prefix_of(resolve_tokenizer(tokenizer.source), tokenizer)
+        if chats:
+            ends = frozenset(chats.ends)
+            places = _places(record, sources)
+            if chats.template is not None:
+                template = _audited_template(chats.template, places, sources, tokenizer, findings)
+                if template is None:
+                    findings.unchecked("plan", "token ids", "needs the chat template")
+                    return None
+            _audit_ends(chats.ends, places, tokenizer, findings)
+        planned = cut(corpus, protocol, tokenizer, prefix=prefix, template=template, ends=ends)
+    except ScoremodeError as error:
+        findings.wrong("plan", "token ids", f"no plan of its {kind}: {error}")
+        return None
+    if planned.chat is not None:
+        _audit_chats(record, planned.chat, corpus.name, template, findings)
+    if planned.asked is not None and rows is not None:
+        _audit_windows(rows, planned.asked, findings)
+    plan = _as_stopped(record, planned.plan)
     made = plan.to_json()
     for name, value in record.document["plan"].items():
         if name in made:
@@ -107,39 +148,58 @@ def audited_plan(
     return plan, tokenizer
 
 
-def _text_plan(
-    record: Done,
-    sources: Sources,
-    tokenizer: Tokenizer | None,
-    findings: Findings,
-    folder: Path | None,
-) -> Plan | None:
-    """The plan of a run's text or conversations, None where these can't be reached; of pages what
-    `folder` says of each is held against them."""
-    protocol, are_chats = protocol_of(record), bool(record.corpus.conversations)
-    if are_chats and (protocol.text != _CHATS or not protocol.long):
-        words = f"{protocol.name} is for {protocol.text}, and the record has conversations"
-        findings.wrong("plan", "token ids", words)
-        return None
-    corpus = _audited_text(record, sources, findings)
-    if corpus is None or tokenizer is None:
-        what = ("data set" if are_chats else "text") if corpus is None else "tokenizer"
-        findings.unchecked("plan", "token ids", f"needs the {what}")
-        return None
+def _request_rows(
+    folder: Path, file: RequestsFile, findings: Findings
+) -> dict[str, list[Any]] | None:
+    """The columns of the requests that lie in a run's folder; None where they can't be read."""
     try:
-        if isinstance(corpus, Conversations):
-            return _chat_plan(record, corpus, sources, tokenizer, findings)
-        if protocol.text == "pages":
-            pages = page_corpus(corpus.texts("pages"))
-            return audited_pages(folder, record, pages, tokenizer, protocol, findings)
-        return plan_of(corpus, tokenizer, protocol)
+        return read_table(folder / REQUESTS, file)
     except ScoremodeError as error:
-        what = "these conversations" if are_chats else "this text"
-        findings.wrong("plan", "token ids", f"no plan of {what}: {error}")
+        findings.wrong("text", REQUESTS, str(error))
         return None
 
 
-def _audited_text(record: Done, sources: Sources, findings: Findings) -> Corpus | None:
+def _audited_requests(
+    record: Done, rows: Mapping[str, list[Any]], findings: Findings
+) -> RequestCorpus | None:
+    """The requests of a run's folder, held against the record."""
+    try:
+        names = ("task", "question", "place", "context", "continuation")
+        columns = zip(*(rows[name] for name in names), strict=True)
+        corpus = request_corpus([TextRequest(*row) for row in columns])
+    except (ScoremodeError, KeyError, TypeError) as error:
+        findings.wrong("text", REQUESTS, str(error))
+        return None
+    said, of = record.corpus, f"{REQUESTS} has"
+    findings.same("text", "sha256", said.text.sha256, corpus.source_sha256, of)
+    findings.same("text", "bytes", said.text.bytes, corpus.text_bytes, of)
+    findings.same("text", "name", said.name, corpus.name, of)
+    return corpus
+
+
+def _audit_windows(rows: Mapping[str, list[Any]], asked: PlannedCorpus, findings: Findings) -> None:
+    """Holds the file of a run's requests against their plan, and of pages against the text's."""
+    try:
+        if asked.sizes is not None:
+            made = {
+                "continuation": [request.continuation for request in asked.requests],
+                "words": asked.sizes[:, 0].tolist(),
+                "bytes": asked.sizes[:, 1].tolist(),
+            }
+            for name, column in made.items():
+                findings.same(REQUESTS, name, rows[name], column, "the text has")
+        bounds = zip(asked.begin[:-1], asked.begin[1:], strict=True)
+        windows = [asked.window[a:b].tolist() for a, b in bounds]
+        findings.same(
+            "plan", "windows of the requests", rows["windows"], windows, "their texts give"
+        )
+    except KeyError as error:
+        findings.wrong(REQUESTS, "columns", str(error))
+
+
+def _audited_text(
+    record: Done, protocol: Protocol, sources: Sources, findings: Findings
+) -> Corpus | None:
     """The run's text or conversations, held against the record; None where they can't be read."""
     section = record.corpus
     part = _CHATS if section.conversations else "text"
@@ -151,22 +211,18 @@ def _audited_text(record: Done, sources: Sources, findings: Findings) -> Corpus 
             )
         seed = None if section.row_seed is UNSET else section.row_seed
         corpus = corpus.limited_to(section.row_limit, seed)
-        rule = protocol_of(record).text
-        digest, size = corpus.source_sha256, getattr(corpus, "size", 0)
-        if part == "text":
-            texts = corpus.texts(rule)
-            digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
+        digest, size = text_facts(corpus, protocol)
     except Unreachable as error:
         findings.unchecked(part, "sha256", str(error))
         return None
     except ScoremodeError as error:
         # The hub may fail, and a file that the user gives may be another one; what lies at the
         # record's own place is what the record says, or wrong.
-        may_differ = sources.files or str(section.source).startswith("hub:")
+        may_differ = sources.files or on_hub(str(section.source))
         tell = findings.unchecked if may_differ else findings.wrong
         tell(part, "sha256", f"{section.name}: {error}")
         return None
-    findings.same(part, "rule", section.text.rule, rule, "its protocol has")
+    findings.same(part, "rule", section.text.rule, protocol.text, "its protocol has")
     held = findings.same(
         part, "sha256", section.text.sha256, digest, f"the text in {corpus.source} has"
     )
@@ -191,38 +247,39 @@ def _audited_text(record: Done, sources: Sources, findings: Findings) -> Corpus 
     return corpus
 
 
-def _chat_plan(
-    record: Done,
-    chats: Conversations,
-    sources: Sources,
-    tokenizer: Tokenizer,
-    findings: Findings,
-) -> Plan | None:
-    """The plan of a run's conversations, by the template that the record names; None without it."""
-    said, template = record.corpus.conversations, None
-    assert said
-    places = _places(record, sources)
-    if said.template is not None:
-        template = _audited_template(said.template, places, sources, tokenizer, findings)
-        if template is None:
-            findings.unchecked("plan", "token ids", "needs the chat template")
-            return None
-    ends = "tokens that end a turn"
+def _audit_ends(
+    said: Sequence[int], places: list[ModelFiles], tokenizer: Tokenizer, findings: Findings
+) -> None:
+    """Holds the tokens that end a turn against the model's."""
+    name = "tokens that end a turn"
     try:
-        where = f"{' and '.join(map(str, places))} has"
         made = sorted(turn_ends(places, tokenizer))
-        findings.same(_CHATS, ends, said.ends, made, where)
     except ScoremodeError as error:
-        findings.unchecked(_CHATS, ends, str(error))
-    talk = chats.planned(protocol_of(record), tokenizer, template, frozenset(said.ends))
+        findings.unchecked(_CHATS, name, str(error))
+        return
+    where = f"{' and '.join(map(str, places))} has"
+    findings.same(_CHATS, name, said, made, where)
+
+
+def _audit_chats(
+    record: Done,
+    made: Mapping[str, Any],
+    name: str,
+    template: ChatTemplate | None,
+    findings: Findings,
+) -> None:
+    """Holds the counts of a run's conversations, which the data set `name` gives again, against the
+    record's."""
+    said, document = record.corpus.conversations, record.document["corpus"][_CHATS]
+    assert said
     # Bad rows are told with the names that data set and template had for the run.
-    names = {chats.name: record.corpus.name}
+    names = {name: record.corpus.name}
     if template is not None and said.template is not None:
         names[template.source] = said.template.source
-    bad, document = talk.facts["bad"], record.document["corpus"][_CHATS]
+    bad = made["bad"]
     for ours, theirs in names.items():
         bad = [line.replace(ours, theirs) for line in bad]
-    for name, value in (talk.facts | {"bad": bad}).items():
+    for name, value in (made | {"bad": bad}).items():
         if name in ("template", "ends"):
             continue
         if name in document:
@@ -235,7 +292,6 @@ def _chat_plan(
         wanted = [stated.sha256, stated.arguments, stated.date]
         theirs = identity["template"]
         findings.same(_CHATS, "identity.template", theirs, wanted, "its template has")
-    return talk.plan.arranged()
 
 
 def _audited_template(
