@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _KINDS = ("model", "stored", "llama.cpp")
 # Of a base's engine: the same states may have been made elsewhere, by another build.
 _MACHINE = ("device", "torch")
-# What is read of a base's engine.
 # What follows from a checkpoint's headers alone.
 _SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", "bytes", "gib",
             "kv_cache_declared", "not_decoded")  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.model_files import ModelFiles
-from scoremode.engines.base import Engine, Extras
+from scoremode.engines.base import Extras
 from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
@@ -74,6 +74,9 @@ def options_of(
 
     `device`: the user's, None for the record's kind where this machine has it.
     """
+    import torch
+
+    is_cuda = engine["device"]["type"] == "cuda" and torch.cuda.is_available()
     arithmetic = engine["arithmetic"] if engine["engine"] == "torch" else None
     if arithmetic is None:
         ran = (engine.get("activations") or {}).get("ran")
@@ -83,7 +86,7 @@ def options_of(
         dtype=engine["dtype"],
         arithmetic=arithmetic,
         kv_cache=cache_of(engine),
-        device=device or _device_like(engine),
+        device=device or ("cuda" if is_cuda else "cpu"),
         attention=attention,
         batch_windows=engine.get("batch_windows"),
         trust_remote_code=trust_remote_code,
@@ -121,12 +124,25 @@ def score_again(
                 options = base.beside(options, drawn)
         engine = _built(checkpoint, options, record.engine.vocabulary, longest)
         at_end.callback(engine.close)
-        _check_ids(engine, drawn, model.name)
+        largest = max(int(part.plan.tokens.max()) for part in drawn)
+        if largest >= engine.vocabulary:
+            raise UsageError(
+                f"--against {model.name}: is another model: the run has token id {largest}, and its "
+                f"softmax runs over {engine.vocabulary} entries"
+            )
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
         parts = []
+
+        def report(tokens: float) -> None:
+            progress(tokens, total)
+
         for part in drawn:
-            scores = _scored(engine, part, base, full, lambda tokens: progress(tokens, total))
-            parts.append(part.renamed(scores))
+            schedule = part.schedule(engine.schedule(part.plan).pass_windows)
+            extras = Extras()
+            if base is not None:
+                extras = Extras(base.reference(part, schedule.pass_windows, report), full)
+            found = rescore(engine, part.plan, schedule, extras=extras, progress=report)
+            parts.append(part.renamed(found.scores))
         checkpoint.check_unchanged()
         identity, described = engine.identity(), engine.describe()
         of_base = {} if base is None else base.describe()
@@ -164,37 +180,6 @@ def _differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         for name, here in now.items()
         if name not in ("device", "torch") and then.get(name) != here
     ]
-
-
-def _device_like(engine: Mapping[str, Any]) -> str | None:
-    import torch
-
-    if engine["device"]["type"] == "cuda" and torch.cuda.is_available():
-        return "cuda"
-    return "cpu"
-
-
-def _check_ids(engine: Engine, drawn: Sequence[Sample], model: str) -> None:
-    largest = max(int(part.plan.tokens.max()) for part in drawn)
-    if largest >= engine.vocabulary:
-        raise UsageError(
-            f"--against {model}: is another model: the run has token id {largest}, and its softmax "
-            f"runs over {engine.vocabulary} entries"
-        )
-
-
-def _scored(
-    engine: Engine,
-    part: Sample,
-    base: "_Base | None",
-    full: bool,
-    progress: Callable[[float], None],
-) -> Scores:
-    schedule = part.schedule(engine.schedule(part.plan).pass_windows)
-    extras = Extras()
-    if base is not None:
-        extras = Extras(base.reference(part, schedule.pass_windows, progress), full)
-    return rescore(engine, part.plan, schedule, extras=extras, progress=progress).scores
 
 
 class _Base:
