@@ -13,7 +13,7 @@ from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.definition import SECTIONS
 from scoremode.results.record.section import misfit, value_at
 from scoremode.results.scores import Scores
-from scoremode.runs.baselines.base import base_sha256
+from scoremode.runs.baselines import base_sha256
 
 Path = tuple[str | int, ...]
 

@@ -47,8 +47,8 @@ class Sampling:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """One reply that is asked for: the prompt's `ids`, int32 [n], and the `seed` of its draws."""
+class SamplingRequest:
+    """A request for one reply: the prompt's `ids`, int32 [n], and the `seed` of its draws."""
 
     ids: NDArray[np.int32]
     seed: int
@@ -66,12 +66,12 @@ class Reply:
 class Sampler(Protocol):
     """A model that replies."""
 
-    def batches(self, asked: Sequence[Asked]) -> list[list[int]]:
-        """The places of all that is asked for, in the batches that are sampled together; the same for
-        the same questions."""
+    def batches(self, requests: Sequence[SamplingRequest]) -> list[list[int]]:
+        """The places of all requests, in the batches that are sampled together; the same requests give
+        the same batches."""
         ...
 
-    def replies(self, batch: Sequence[Asked]) -> list[Reply]:
+    def replies(self, batch: Sequence[SamplingRequest]) -> list[Reply]:
         """The replies to a batch, in its order. Raises EngineError."""
         ...
 

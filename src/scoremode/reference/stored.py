@@ -218,6 +218,14 @@ class StoredReference:
                     f"the record has {str(wanted)[:12]}…"
                 )
 
+    def release(self) -> None:
+        """Lets go of what it has on devices."""
+        for arriving in self._arriving.values():
+            arriving.wait()
+        self._arriving.clear()
+        self._heads.clear()
+        self._prefetches.clear()
+
     def _send_head(self, device: torch.device) -> None:
         """Has the head on the device, by a stream of its own: behind what is queued on the usual one,
         the GPU would wait while a file is read."""

@@ -4,7 +4,7 @@ Everything that can be wrong with the input is found before the run's folder is 
 finished pass is on disk, and what is on disk is whole.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -189,9 +189,6 @@ def _check_vocabulary(context: RunContext) -> None:
             f"{entries} entries"
         )
     if baseline is not None and baseline.vocabulary != entries:
-        # Here, since it needs torch.
-        from scoremode.runs.baselines import common_softmax
-
         base, theirs = baseline.section(), baseline.vocabulary
         words, flags = common_softmax(request, planned, entries, base, theirs)
         error = ReferenceUnusable(
@@ -200,6 +197,51 @@ def _check_vocabulary(context: RunContext) -> None:
         )
         error.instead = flags
         raise error
+
+
+def common_softmax(
+    request: Request,
+    planned: PlannedText,
+    entries: int,
+    base: Mapping[str, Any],
+    base_entries: int,
+) -> tuple[str, dict[str, str]]:
+    """Advice on one softmax for a model and its base, whose heads have different widths: words, and the
+    flags that follow it (none where another command comes first).
+
+    A checkpoint's head may have rows that no token has (32,064 for 32,000 tokens, say), or its
+    tokenizer tokens that its base never knew. Both have one tokenizer's vocabulary, so it must be one
+    tokenizer for both, and the softmax must run over that.
+
+    - `entries`, `base_entries`: over what the softmax of the model and of its base runs.
+    - `base`: the record's section of the base.
+    """
+    ours, least = planned.tokenizer.size, min(entries, base_entries)
+    theirs = base.get("tokenizer")
+    if theirs is None:  # a llama.cpp file, which knows no tokenizer
+        if ours != base_entries:
+            return "no flag gives both one vocabulary", {}
+        return "--vocabulary tokenizer gives both one", {"--vocabulary": "tokenizer"}
+    own = str(request.tokenizer or request.model)
+    is_stored = base["kind"] == "stored"
+    other = theirs["source"] if is_stored else request.reference
+    other = str(request.tokenizer or other)
+    fitting = [
+        (size, name) for size, name in ((ours, own), (theirs["size"], other)) if size <= least
+    ]
+    if not fitting:
+        return f"neither tokenizer fits {least} entries, so no flag gives both one vocabulary", {}
+    _, name = min(fitting)
+    flags = {"--vocabulary": "tokenizer"}
+    if ours != theirs["size"]:
+        flags["--tokenizer"] = name
+    words = " ".join(f"{flag} {value}" for flag, value in flags.items())
+    if not is_stored:
+        return f"{words} gives both one", flags
+    if planned.plan.protocol.vocabulary == "tokenizer":
+        # What the base ran over is its own tokenizer's, which then is what this model needs.
+        return f"--tokenizer {other} gives both one", {"--tokenizer": other}
+    return f"keep the reference anew with {words}, and give that here as well", {}
 
 
 class ScoredRun:

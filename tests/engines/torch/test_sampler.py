@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.open import GgufFiles
-from scoremode.engines.sampling import Asked, Reply, Sampling, seed_of
+from scoremode.engines.sampling import Reply, Sampling, SamplingRequest, seed_of
 from scoremode.engines.torch.sampler import TorchSampler, TorchSampling, drawn
 from scoremode.errors import UnsupportedModel
 
@@ -24,8 +24,10 @@ def opened(folder: Path, sampling: Sampling, how: TorchSampling = CPU) -> TorchS
     return how.open(open_checkpoint(str(folder)), 512, sampling, ENDS)
 
 
-def asked(*prompts: list[int]) -> list[Asked]:
-    return [Asked(np.array(ids, np.int32), seed_of(0, i, 0)) for i, ids in enumerate(prompts)]
+def asked(*prompts: list[int]) -> list[SamplingRequest]:
+    return [
+        SamplingRequest(np.array(ids, np.int32), seed_of(0, i, 0)) for i, ids in enumerate(prompts)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_greedy_replies_are_transformers_own(demo, model):
 def test_tokens_are_drawn_as_often_as_they_are_likely(demo, model, sampling):
     n, prompt = 4000, PROMPTS[0]
     how = TorchSampling(device="cpu", dtype="float32", batch_size=n)
-    batch = [Asked(np.array(prompt, np.int32), seed_of(3, 0, k)) for k in range(n)]
+    batch = [SamplingRequest(np.array(prompt, np.int32), seed_of(3, 0, k)) for k in range(n)]
     found = [r.ids[0] for r in opened(demo / "model", sampling, how).replies(batch)]
     counts = np.bincount(found, minlength=1024)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from scoremode.engines.torch.ranks.engine import DataParallelEngine, deal
 from scoremode.engines.torch.ranks.messages import Ranks, ScorePasses
 from scoremode.reference.replay import _of_conversations
 from scoremode.results.scores import Scores, concatenate
-from scoremode.runs.rescore.sampling import drawn_windows, micro_batches
+from scoremode.runs.rescore.rescore import drawn_windows, micro_batches
 from scoremode.runs.shards import batches_sha256
 
 PLAN = shared_plan(VOCAB, questions=12)

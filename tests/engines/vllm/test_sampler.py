@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.sampling import Asked, Sampling, seed_of
+from scoremode.engines.sampling import Sampling, SamplingRequest, seed_of
 from scoremode.engines.torch.sampler import TorchSampling
 from scoremode.engines.vllm import sampler as module
 from scoremode.engines.vllm.sampler import VllmSampler, VllmSampling, _Generating
@@ -41,7 +41,7 @@ def test_on_a_cpu_it_takes_no_more_memory_than_its_sequences_need(demo):
 
 def test_batches_are_what_is_written_together(monkeypatch):
     monkeypatch.setattr(module, "_TOGETHER", 3)
-    asked = [Asked(np.arange(n + 1, dtype=np.int32), n) for n in range(7)]
+    asked = [SamplingRequest(np.arange(n + 1, dtype=np.int32), n) for n in range(7)]
     made = VllmSampler.__new__(VllmSampler)
     assert made.batches(asked) == [[0, 1, 2], [3, 4, 5], [6]]
 
@@ -89,7 +89,7 @@ def test_greedy_replies_are_transformers(generated, demo, encode):
     torch = TorchSampling("cpu", "float32").open(checkpoint, 300, Sampling(24, 0.0), ends)
     for i, row in enumerate(rows):
         ids = np.array(ids_of(encode, f"user: {PROMPTS[i]}</s>assistant: "), np.int32)
-        (reply,) = torch.replies([Asked(ids, 0)])
+        (reply,) = torch.replies([SamplingRequest(ids, 0)])
         text = row["messages"][-1]["content"]
         assert row["generated"]["tokens"] == len(reply.ids)
         assert row["finish_reason"] == ("stop" if reply.ended else "length")

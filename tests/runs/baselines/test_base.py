@@ -4,7 +4,7 @@ import pytest
 from support.run_requests import request
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.runs.baselines.base import base_sha256
+from scoremode.runs.baselines import base_sha256
 from scoremode.runs.measure import measure
 
 

@@ -22,7 +22,7 @@ from scoremode.runs.check.second_run import (
     score_again,
 )
 from scoremode.runs.check.text import audited_plan
-from scoremode.runs.rescore.sampling import drawn_windows, micro_batches
+from scoremode.runs.rescore.rescore import drawn_windows, micro_batches
 
 
 def test_options_are_the_records(published):

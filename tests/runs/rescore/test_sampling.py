@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.records import of_sections
 
-from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
+from scoremode.runs.rescore.rescore import drawn_windows, found_probability, micro_batches
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol
 
@@ -70,7 +70,7 @@ def test_the_probability_of_finding_a_change_counts_all_draws(sizes, is_exact, m
         def permutation(self, count):
             return np.array(next(given))
 
-    monkeypatch.setattr("scoremode.runs.rescore.sampling.np.random.default_rng", lambda _: Order())
+    monkeypatch.setattr("scoremode.runs.rescore.rescore.np.random.default_rng", lambda _: Order())
     for _ in range(720):
         drawn = drawn_windows(plan, batches, 0.3, 0)
         draws.append({int(w) for part in drawn for w in part.windows})

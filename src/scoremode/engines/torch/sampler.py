@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.sampling import Asked, Reply, Sampling, reply_of
+from scoremode.engines.sampling import Reply, Sampling, SamplingRequest, reply_of
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
 from scoremode.engines.torch.model.architecture import find_architecture, library_errors
 from scoremode.errors import EngineError, UnsupportedModel
@@ -75,16 +75,16 @@ class TorchSampler:
             pad_token_id=stops[0] if stops else 0,
         )
 
-    def batches(self, asked: Sequence[Asked]) -> list[list[int]]:
+    def batches(self, requests: Sequence[SamplingRequest]) -> list[list[int]]:
         """Places of equal prompt lengths, at most `batch_size` together, by their first."""
         lengths: dict[int, list[int]] = {}
-        for place, one in enumerate(asked):
+        for place, one in enumerate(requests):
             lengths.setdefault(len(one.ids), []).append(place)
         size = self._batch
         batches = [p[i : i + size] for p in lengths.values() for i in range(0, len(p), size)]
         return sorted(batches)
 
-    def replies(self, batch: Sequence[Asked]) -> list[Reply]:
+    def replies(self, batch: Sequence[SamplingRequest]) -> list[Reply]:
         ids = torch.from_numpy(np.stack([one.ids for one in batch]).astype(np.int64))
         ids = ids.to(self._model.device)
         draws = None if self._sampling.is_greedy else [_Draws(self._sampling, batch)]
@@ -111,7 +111,7 @@ class TorchSampler:
 class _Draws:
     """A processor of logits that leaves the token drawn alone, for one batch of replies."""
 
-    def __init__(self, sampling: Sampling, batch: Sequence[Asked]):
+    def __init__(self, sampling: Sampling, batch: Sequence[SamplingRequest]):
         from transformers.generation.logits_process import (
             TemperatureLogitsWarper,
             TopKLogitsWarper,

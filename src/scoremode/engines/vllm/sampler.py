@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.sampling import Asked, Reply, Sampling, reply_of
+from scoremode.engines.sampling import Reply, Sampling, SamplingRequest, reply_of
 from scoremode.engines.vllm.settings import Settings, kv_cache_bytes, stored_dtype
 from scoremode.engines.vllm.start import Started, require_plugin, vllm_version
 from scoremode.errors import EngineError
@@ -94,11 +94,11 @@ class VllmSampler(Started):
         super().__init__(settings, room=0, runner="generate")
         self._sampling, self._ends = sampling, ends
 
-    def batches(self, asked: Sequence[Asked]) -> list[list[int]]:
-        places = range(len(asked))
-        return [list(places[i : i + _TOGETHER]) for i in range(0, len(asked), _TOGETHER)]
+    def batches(self, requests: Sequence[SamplingRequest]) -> list[list[int]]:
+        places = range(len(requests))
+        return [list(places[i : i + _TOGETHER]) for i in range(0, len(requests), _TOGETHER)]
 
-    def replies(self, batch: Sequence[Asked]) -> list[Reply]:
+    def replies(self, batch: Sequence[SamplingRequest]) -> list[Reply]:
         from vllm import SamplingParams
 
         sampling = self._sampling

@@ -29,7 +29,7 @@ from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import now
-from scoremode.runs.baselines.base import ModelBaseline
+from scoremode.runs.baselines import ModelBaseline
 from scoremode.runs.context import RunContext, engine_factory, import_engine
 from scoremode.runs.models import opened_model
 from scoremode.runs.planning import PlannedText, planned_text

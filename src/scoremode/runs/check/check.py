@@ -208,7 +208,7 @@ def _again(
         findings.unchecked(part, name, f"not made: {words}")
         return None
     from scoremode.runs.check.second_run import compare_again, options_of, score_again
-    from scoremode.runs.rescore.sampling import drawn_windows, found_probability, micro_batches
+    from scoremode.runs.rescore.rescore import drawn_windows, found_probability, micro_batches
 
     assert rerun.seed is not None
     batches = micro_batches(record, plan)

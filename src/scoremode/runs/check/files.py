@@ -140,7 +140,7 @@ def _audit_sha256(record: Done, section: Reference, findings: Findings) -> None:
     if words := misfit(engine, IdentityEngine, "identity.reference.engine"):
         findings.wrong("reference", "sha256", words)
         return
-    from scoremode.runs.baselines.base import base_sha256
+    from scoremode.runs.baselines import base_sha256
 
     made = base_sha256(files, engine)
     findings.same("reference", "sha256", section.sha256, made, "its files and arithmetic give")
@@ -153,7 +153,7 @@ def _audit_logits_file(
     record: Done, section: Reference, sources: Sources, findings: Findings
 ) -> None:
     from scoremode.llama_cpp.file import LogitsFile
-    from scoremode.runs.baselines.base import file_facts
+    from scoremode.runs.baselines import file_facts
 
     path = sources.base(section)
     if not path.exists():
@@ -191,7 +191,7 @@ def _audit_described(
 ) -> None:
     """Holds what a section says of a kept base against the base's own record: what it is, and how it
     was computed. Where that was, doesn't matter: the same states may have been made elsewhere."""
-    from scoremode.runs.baselines.base import base_sha256
+    from scoremode.runs.baselines import base_sha256
 
     part, theirs, of = "reference", stored.record.document, f"those of {stored.path}"
     engine, said = theirs["identity"]["engine"], section.engine or {}

@@ -29,9 +29,7 @@ from scoremode.results.scores import Scores, concatenate
 from scoremode.results.statistics.agreement import LIMITS, Difference
 from scoremode.runs.check.inputs import Sources, Unreachable
 from scoremode.runs.models import reopened
-from scoremode.runs.rescore.compare import MEASURED, differing_columns, judged
-from scoremode.runs.rescore.rescore import rescore
-from scoremode.runs.rescore.sampling import Sample
+from scoremode.runs.rescore.rescore import Sample, judged, rescore
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +44,10 @@ if TYPE_CHECKING:
 # Of the versions that a record has, those that compute.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 _PART = "second run"
+# Columns that a model computes; the others are the plan's.
+_MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
+            "kld", "kld_reverse", "jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order",
+            "kld_llama_cpp")  # fmt: skip
 # Those that no limit of rounding is known for.
 _UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
              "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
@@ -304,12 +306,12 @@ def compare_again(
     _compare_engines(record, again, conditions, findings)
     if again.without_base is not None:
         findings.unchecked(_PART, "comparison with the base", again.without_base)
-    differing = differing_columns(ours, theirs)
+    differing = _differing_columns(ours, theirs)
     length = record.protocol.context_length
     found, verdict = judged(ours, again.engine, theirs, record.document["engine"], length, counted)
     n = f"{len(ours):,} targets"
     if not differing:
-        columns = ", ".join(name for name in ours.columns() if name in MEASURED)
+        columns = ", ".join(name for name in ours.columns() if name in _MEASURED)
         findings.held(_PART, "scores", f"{n}, the same bits in {columns}")
     elif not conditions:
         findings.wrong(_PART, "scores", _unlike(found, differing, n))
@@ -333,6 +335,13 @@ def compare_again(
         "ppl_moved": moved,
         "difference": found.to_json(),
     }
+
+
+def _differing_columns(scores: Scores, others: Scores) -> dict[str, int]:
+    """Column that both have → how many of its values differ, of those where any does."""
+    one, two = scores.columns(), others.columns()
+    counts = {k: int((one[k] != two[k]).sum()) for k in _MEASURED if k in one and k in two}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _compare_engines(

@@ -24,7 +24,7 @@ from scoremode.checkpoint.config import positions_of
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, tokenizer_places
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer
-from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
+from scoremode.engines.sampling import Sampler, Sampling, SamplingRequest, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.lib.files import MOST_JSON, MOST_TEXT, open_lock, read_regular, take, write_text
 from scoremode.lib.json import json_digest, json_text
@@ -193,8 +193,8 @@ def generate(
             f"{checkpoint.source}: names no token that ends a turn: every reply is cut at "
             "--max-new-tokens"
         )
-    asked = _asked(wanted, replying, checkpoint)
-    longest = max(len(one.ids) for one in asked) + wanted.sampling.max_new_tokens
+    requests = _sampling_requests(wanted, replying, checkpoint)
+    longest = max(len(one.ids) for one in requests) + wanted.sampling.max_new_tokens
     clock.begin("hash")
     record = record_of(wanted, checkpoint, replying, _identity(wanted, checkpoint, replying))
     if (finished := _finished(wanted.output, record)) is not None:
@@ -204,7 +204,7 @@ def generate(
         return finished
     with PartFile(part_path(wanted.output), record["identity"]) as part:
         try:
-            engine = _fill(part, wanted, replying, asked, checkpoint, longest, progress, clock)
+            engine = _fill(part, wanted, replying, requests, checkpoint, longest, progress, clock)
             clock.begin("write")
             checkpoint.check_unchanged()
             return _write(part, wanted, record, engine)
@@ -228,13 +228,15 @@ def _replying(wanted: Generation, files: ModelFiles) -> Replying:
     return Replying(tokenizer, template, turn_ends(places, tokenizer))
 
 
-def _asked(wanted: Generation, replying: Replying, checkpoint: Checkpoint) -> list[Asked]:
+def _sampling_requests(
+    wanted: Generation, replying: Replying, checkpoint: Checkpoint
+) -> list[SamplingRequest]:
     """Lists the replies that are asked for, a prompt's samples one behind the other.
 
     Raises CorpusError where a prompt leaves no room for its reply.
     """
     positions = positions_of(checkpoint.text_config)
-    asked, most = [], wanted.sampling.max_new_tokens
+    requests, most = [], wanted.sampling.max_new_tokens
     for place, prompt in enumerate(wanted.prompts.prompts):
         ids = replying.ids(prompt)
         if positions is not None and len(ids) + most > positions:
@@ -242,8 +244,10 @@ def _asked(wanted: Generation, replying: Replying, checkpoint: Checkpoint) -> li
                 f"{prompt.where}: has {len(ids):,} tokens, and with --max-new-tokens {most:,} more it "
                 f"exceeds the model's {positions:,} positions"
             )
-        asked += [Asked(ids, seed_of(wanted.seed, place, k)) for k in range(wanted.samples)]
-    return asked
+        requests += [
+            SamplingRequest(ids, seed_of(wanted.seed, place, k)) for k in range(wanted.samples)
+        ]
+    return requests
 
 
 def _identity(wanted: Generation, checkpoint: Checkpoint, replying: Replying) -> dict[str, Any]:
@@ -292,7 +296,7 @@ def _fill(
     part: PartFile,
     wanted: Generation,
     replying: Replying,
-    asked: list[Asked],
+    requests: list[SamplingRequest],
     checkpoint: Checkpoint,
     longest: int,
     progress: Callable[[int, int], None],
@@ -303,21 +307,21 @@ def _fill(
     sampler = wanted.engine.open(checkpoint, longest, wanted.sampling, replying.ends)
     try:
         clock.begin("generate")
-        batches = sampler.batches(asked)
+        batches = sampler.batches(requests)
         done = sum(len(batches[number]) for number in part.done)
-        progress(done, len(asked))
+        progress(done, len(requests))
         for number, places in enumerate(batches):
             if number in part.done:
                 continue
-            replies = sampler.replies([asked[place] for place in places])
+            replies = sampler.replies([requests[place] for place in places])
             rows = []
             for place, reply in zip(places, replies, strict=True):
                 prompt, sample = divmod(place, wanted.samples)
-                about = {"prompt": prompt, "sample": sample, "seed": asked[place].seed}
+                about = {"prompt": prompt, "sample": sample, "seed": requests[place].seed}
                 rows.append(replying.row(wanted.prompts.prompts[prompt], reply, about))
             part.add(number, rows)
             done += len(places)
-            progress(done, len(asked))
+            progress(done, len(requests))
         return sampler.describe()
     finally:
         sampler.close()

@@ -32,8 +32,7 @@ from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress
-from scoremode.runs.rescore.compare import judged
-from scoremode.runs.rescore.rescore import Job, Rescored, rescore_apart
+from scoremode.runs.rescore.rescore import Job, Rescored, judged, rescore_apart
 from scoremode.startup.clock import Tell
 from scoremode.startup.warmup import check_installation
 from scoremode.text.corpus import Corpus

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, stamp
-from scoremode.engines.base import Engine
 from scoremode.errors import ReferenceUnusable
 from scoremode.lib.json import json_digest
 from scoremode.llama_cpp.reference import LlamaCppReference
@@ -15,8 +14,13 @@ from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RECORD, read_record
 from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
-from scoremode.runs.baselines import Baseline, is_logits_file, open_baseline
-from scoremode.runs.baselines.base import StoredBaseline, base_of_record
+from scoremode.runs.baselines import (
+    Baseline,
+    StoredBaseline,
+    base_of_record,
+    is_logits_file,
+    open_baseline,
+)
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
@@ -30,21 +34,13 @@ class KeptOnce(StoredReference):
 
     def check_files(self) -> None:
         files = [file for file in self.path.rglob("*") if file.is_file()]
-        if (where := self._head.checkpoint) is not None:
+        if (kept := self.record.kept) and (where := kept.head.checkpoint) is not None:
             place = Path(where.path)
             files += place.glob("*.safetensors") if place.is_dir() else [place]
         stamps = {file: stamp(file) for file in sorted(files)}
         if stamps != self._checked:
             super().check_files()
             self._checked = stamps
-
-    def release(self) -> None:
-        """Lets go of what it has on devices."""
-        for arriving in self._arriving.values():
-            arriving.wait()
-        self._arriving.clear()
-        self._heads.clear()
-        self._prefetches.clear()
 
 
 class Bases:
@@ -102,13 +98,6 @@ def options_of(request: Request) -> dict[str, Any]:
         "token_text": request.token_text,
         "tokenizer": request.tokenizer and str(request.tokenizer),
     }
-
-
-def head_of(engine: Engine) -> str:
-    """The place for a reference's head: it stays in the checkpoint if it lies there as it is used."""
-    head = engine.head_tensors()
-    is_stored = head.weight is not None and (head.head.bias is None or head.bias is not None)
-    return "checkpoint" if is_stored else "stored"
 
 
 def check_against(record: Done, request: Request) -> None:

@@ -25,7 +25,7 @@ from scoremode.runs.context import RunContext, engine_factory
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
-from scoremode.runs.sweep.bases import Bases, folder_of_base, head_of, options_of
+from scoremode.runs.sweep.bases import Bases, folder_of_base, options_of
 from scoremode.runs.sweep.manifest import Board
 from scoremode.runs.sweep.prefetch import Opened, Prepared
 from scoremode.startup.clock import StageClock
@@ -228,7 +228,11 @@ class ModelRuns:
         lent = self._lent(checkpoint, planned, options)
         try:
             output = folder_of_base(request.output, checkpoint, planned, request)
-            request = replace(request, output=output, keep=head_of(lent))
+            # A head that lies in the checkpoint as it is used stays there.
+            head = lent.head_tensors()
+            is_there = head.weight is not None and (head.head.bias is None or head.bias is not None)
+            keep = "checkpoint" if is_there else "stored"
+            request = replace(request, output=output, keep=keep)
             finish = score_plan(
                 self._context(request, checkpoint, planned, lent, None, clock), _nothing
             )

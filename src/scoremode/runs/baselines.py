@@ -1,14 +1,21 @@
-"""The interface of a run's base, and its three kinds: a model, a kept reference, a llama.cpp file."""
+"""A run's base, with which it compares its model: opened, checked against the plan, proven, described.
+
+A base comes in three kinds. `stored`: states and head that `scoremode reference` kept. `model`: a
+checkpoint that runs in the same process, pass by pass. `llama.cpp`: a file of log-probabilities. All
+must be of the very same plan: the same token ids under the same protocol over the same vocabulary.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.errors import ReferenceUnusable
@@ -19,12 +26,13 @@ from scoremode.llama_cpp.file import Contents, LogitsFile
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.base import Reference, Span
 from scoremode.reference.replay import Replay, compare_base, replay
-from scoremode.reference.stored import OrderedReference, StoredReference
+from scoremode.reference.stored import OrderedReference, StoredReference, is_run
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
+from scoremode.runs.request import Request
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 
@@ -400,3 +408,42 @@ def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, 
             "checksum": "none in the file; each row adds up to 1 within its steps",
         }
     return facts
+
+
+def open_baseline(
+    request: Request, planned: PlannedText, checkpoint: Checkpoint, kept: Path | None = None
+) -> Baseline:
+    """The base that the request names: a reference's folder, a llama.cpp file, a model.
+
+    - `planned`, `checkpoint`: of the measured model; `kept`: the folder of a reference that was made of
+      the base.
+
+    A model in the same process takes over the request's options, and the measured model's dtype. Raises
+    ReferenceUnusable where it is of another plan, and all that opening a model raises.
+    """
+    assert request.reference is not None
+    path = kept or Path(str(request.reference))
+    if is_run(path):
+        stored = StoredReference(path)
+        return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
+    if is_logits_file(path):
+        if (rule := request.protocol.stop_when) is not None:
+            raise ReferenceUnusable(
+                f"{path}: is a llama.cpp file, which is read in the order of its chunks: --stop-when "
+                f"{rule} draws windows, and takes a model or a kept reference as its base"
+            )
+        return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
+    files = request.base_files()
+    assert files is not None
+    return ModelBaseline(
+        files,
+        planned,
+        request.corpus,
+        request.options.in_dtype_of(checkpoint),
+        tokenizer=request.tokenizer,
+    )
+
+
+def is_logits_file(path: Path) -> bool:
+    """Tells whether a base is llama.cpp's predictions: any file that is no model."""
+    return path.is_file() and not is_gguf(path)
