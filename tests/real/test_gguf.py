@@ -21,7 +21,7 @@ CPU = TorchOptions(device="cpu", dtype="float32")
 # it has 23.1104, which is 3.4e-3 below.
 LLAMA_CPP = 23.1886
 # Runs of that program, and of ours, whose norms differ in a last bit differ by so much, a standard
-# deviation relative to PPL (docs/gguf.md). What is equal, and how nearly, test_gguf_layers.py has.
+# deviation relative to PPL (docs/log.md). What is equal, and how nearly, test_gguf_layers.py has.
 SPREAD = 6e-4
 
 
