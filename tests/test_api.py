@@ -16,9 +16,7 @@ import scoremode
 from scoremode import api, errors
 from scoremode.cli import main as commands
 from scoremode.cli.generate import Generate
-from scoremode.cli.kld import Kld
-from scoremode.cli.ppl import Ppl
-from scoremode.cli.reference import Reference
+from scoremode.cli.measure import Kld, Ppl, Reference
 from scoremode.spec.run import Gates
 
 PLACES = overlapping(9000, CONTEXT, 64)

@@ -14,9 +14,6 @@ WORDS = 1_500
 # A module of fewer lines is a helper that belongs into its caller.
 SMALL = 40
 SMALL_WITH_A_REASON = {
-    "__main__.py": "what `python -m scoremode` runs",
-    "cli/plan.py": "a command is a file",
-    "cli/ppl.py": "a command is a file",
     "lib/json.py": "rooms that read JSON of strangers share it",
     "lib/machine.py": "engines and commands share it",
 }

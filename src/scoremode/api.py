@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
-from scoremode.cli.check import Check
+from scoremode.cli.audit import Check
 from scoremode.cli.generate import Generate, generated
 from scoremode.errors import GateNotMet, UsageError
 from scoremode.spec.engine import Devices, Engine
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from scoremode.cli.kld import Kld
-    from scoremode.cli.ppl import Ppl
-    from scoremode.cli.reference import Reference
+    from scoremode.cli.measure import Kld, Ppl, Reference
     from scoremode.results import gates as limits
     from scoremode.results.record.definition import Record
     from scoremode.results.record.section import Metric
@@ -234,9 +232,7 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     run has been written.
     """
     _check_names("measure", measure, keywords)
-    from scoremode.cli.kld import Kld
-    from scoremode.cli.ppl import Ppl
-    from scoremode.cli.reference import Reference
+    from scoremode.cli.measure import Kld, Ppl, Reference
 
     quiet, keep = keywords.pop("quiet", False), keywords.pop("keep", False)
     reference = keywords.get("reference")
@@ -353,8 +349,8 @@ def sweep(
     What fails with one model is in the result's `failed`, and the others run. Raises ScoremodeError
     where the base can't be measured; GateNotMet where a gate is missed, when all is done.
     """
-    from scoremode.cli.kld import Kld
     from scoremode.cli.main import settle_imports
+    from scoremode.cli.measure import Kld
     from scoremode.cli.screen import shown
     from scoremode.cli.sweep import definitions, requests_of, sweep_of, swept
 

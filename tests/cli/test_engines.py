@@ -4,7 +4,7 @@ import pytest
 from support import specs
 
 from scoremode.cli.engines import torch_options, vllm_options
-from scoremode.cli.ppl import Ppl
+from scoremode.cli.measure import Ppl
 from scoremode.errors import UsageError
 
 

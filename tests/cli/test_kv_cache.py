@@ -4,7 +4,7 @@ import pytest
 from support import specs
 
 from scoremode.cli.engines import options_of, torch_options, vllm_options
-from scoremode.cli.ppl import Ppl
+from scoremode.cli.measure import Ppl
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions

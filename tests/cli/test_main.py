@@ -109,14 +109,14 @@ def test_sigterm_ends_a_command_as_ctrl_c_does():
     """What it started is ended on the way out, which a default SIGTERM would not do."""
     program = """
 import os, signal, sys, time
-from scoremode.cli import main, plan
+from scoremode.cli import main, measure
 def run(spec, session):
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     finally:
         print("ended what it had started")
-plan.Plan.run = run
+measure.Plan.run = run
 sys.exit(main.main(["plan"]))
 """
     done = subprocess.run(

@@ -24,7 +24,7 @@ def test_exit_codes_and_errors_come_through_the_quick_end(demo, tmp_path):
 def test_exit_handlers_run_before_the_quick_end():
     program = (
         "import atexit, sys\n"
-        "from scoremode.cli.program import program\n"
+        "from scoremode.__main__ import program\n"
         "sys.argv = ['scoremode', 'compare', 'no-such-run']\n"
         "atexit.register(lambda: print('earlier'))\n"
         "code = program()\n"

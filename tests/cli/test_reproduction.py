@@ -12,10 +12,9 @@ from support.chats.runs import TEMPLATE, write_rows
 from support.records import typed
 from support.run_folders import scores_of, write_run
 
-from scoremode.cli.kld import Kld
+from scoremode.cli.card import joined, reproduction
 from scoremode.cli.main import main, parsed_command, settle_imports
-from scoremode.cli.ppl import Ppl
-from scoremode.cli.reproduction import joined, reproduction
+from scoremode.cli.measure import Kld, Ppl
 from scoremode.cli.screen import shown
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import find_runs, read_record

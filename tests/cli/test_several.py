@@ -3,8 +3,7 @@
 import pytest
 from support import specs
 
-from scoremode.cli.kld import Kld
-from scoremode.cli.ppl import Ppl
+from scoremode.cli.measure import Kld, Ppl
 from scoremode.errors import UsageError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli import sweep
-from scoremode.cli.kld import Kld
+from scoremode.cli.measure import Kld
 from scoremode.cli.sweep import definitions
 from scoremode.errors import UsageError
 from scoremode.runs.sweep.sweep import all_models

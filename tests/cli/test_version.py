@@ -14,7 +14,7 @@ import torch
 from support.programs import run
 
 from scoremode import __version__
-from scoremode.cli import version
+from scoremode.cli import main
 
 
 def shown(capsys, *arguments: str) -> str:
@@ -113,7 +113,7 @@ def test_vllms_cpu_build_counts_as_vllm(monkeypatch):
         return installed[name]
 
     monkeypatch.setattr(metadata, "version", version_of)
-    assert dict(version.details())["vllm"] == "0.32.0"
+    assert dict(main.details())["vllm"] == "0.32.0"
 
 
 def test_nothing_else_may_follow(capsys):

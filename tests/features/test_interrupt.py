@@ -18,7 +18,7 @@ sent = []
 def hook(name, found):
     if name == event and about in str(found[0]) and not sent:
         sent.append(os.kill(os.getpid(), int(number)))
-from scoremode.cli.program import program
+from scoremode.__main__ import program
 sys.argv[1:] = sys.argv[4:]
 sys.addaudithook(hook)
 sys.exit(program())
@@ -47,10 +47,10 @@ def test_an_interrupt_at_any_moment_is_one_line(event, about, number, demo, tmp_
 
 SWALLOWED = """
 import os, signal, sys, time
-from scoremode.cli import main, plan
+from scoremode.cli import main, measure
 def run(spec, session):
     {body}
-plan.Plan.run = run
+measure.Plan.run = run
 sys.exit(main.main(["plan"]))
 """
 BODIES = {
@@ -106,10 +106,10 @@ WAITS = """
 @pytest.mark.parametrize("body", [HELD, WAITS])
 def test_a_second_ctrl_c_is_the_systems_own_where_python_has_no_turn(body):
     reading, writing = os.pipe()
-    program = SWALLOWED.replace("from scoremode.cli import main, plan", "{head}").replace(
+    program = SWALLOWED.replace("from scoremode.cli import main, measure", "{head}").replace(
         'sys.exit(main.main(["plan"]))', 'sys.argv[1:] = ["plan"]; sys.exit(program())'
     )
-    head = "from scoremode.cli import plan; from scoremode.cli.program import program"
+    head = "from scoremode.cli import measure; from scoremode.__main__ import program"
     body = body.format(pipe=writing, number=int(signal.SIGINT)).strip()
     with subprocess.Popen(
         [sys.executable, "-c", program.format(head=head, body=body)],

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from support.programs import run
 from support.records import typed
 
-from scoremode.cli.reproduction import reproduction
+from scoremode.cli.card import reproduction
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.folders.store import find_runs, read_scores
 

@@ -32,7 +32,7 @@ import os, sys
 sys.modules.update({n: None for n in os.environ.get('HIDDEN', '').split()})
 from scoremode.checkpoint import files
 files.open_checkpoint = None
-from scoremode.cli.program import program
+from scoremode.__main__ import program
 sys.exit(program())
 """.strip()
 

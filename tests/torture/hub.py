@@ -22,7 +22,7 @@ __all__ = ["case"]
 _PROGRAM = """
 import sys
 from huggingface_hub.utils import _http
-from scoremode.cli.program import program
+from scoremode.__main__ import program
 from scoremode.lib import hub
 hub._PAUSE = 0.05
 pause = _http.time.sleep

@@ -23,7 +23,7 @@ __all__ = ["ATTEMPTS", "case"]
 _MOST_BYTES = 4 << 30
 _BOUNDED = (
     f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({_MOST_BYTES}, {_MOST_BYTES})); "
-    "from scoremode.cli.program import program; sys.exit(program())"
+    "from scoremode.__main__ import program; sys.exit(program())"
 )
 _PANIC = re.compile(r"^\n?thread '.*panicked at .*\n(?:(?!scoremode: ).*\n)*", re.MULTILINE)
 _ABORT = re.compile(r"^memory allocation of \d+ bytes failed\n", re.MULTILINE)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.command import Command, model_of, print_result, rendered
+from scoremode.cli.measure import Kld
 from scoremode.cli.screen import Session
 from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of, words_of
 from scoremode.spec.engine import Engine
@@ -25,7 +26,6 @@ from scoremode.spec.run import Form, Quiet
 from scoremode.spec.values import object_of
 
 if TYPE_CHECKING:
-    from scoremode.cli.kld import Kld
     from scoremode.results.gates import Gates
     from scoremode.results.record.definition import Done
     from scoremode.runs.request import Request
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Sweep",
     "definitions",
-    "is_pattern",
     "print_foreseen",
     "print_outcome",
     "read_sweep_file",
@@ -43,8 +42,6 @@ __all__ = [
     "swept",
 ]
 
-# What a word must hold to be a pattern of models.
-_MANY = "*?["
 _KEYS = ("base", "models", "output", "texts", "protocols", "flags")
 # tomllib keeps or copies every beginning of a dotted key: one of 20,000 parts takes 1.5 GB, or minutes
 # in braces.
@@ -89,8 +86,6 @@ class Sweep(Command):
     quiet: Switch = Quiet.quiet.but(group=None)
 
     def run(self, session: Session) -> int:
-        from scoremode.cli.kld import Kld
-
         consent = {"trust_remote_code": self.trust_remote_code, "engine_arg": self.engine_arg}
         specs = [Kld.of(**given) for given in read_sweep_file(self.file, consent, self.output)]
         pairs = requests_of(specs, session)
@@ -101,7 +96,7 @@ class Sweep(Command):
         return print_outcome(outcome, pairs[0].gates, session, self.form, quiet=self.quiet)
 
 
-def requests_of(specs: "Sequence[Kld]", session: Session) -> "list[Request]":
+def requests_of(specs: Sequence[Kld], session: Session) -> "list[Request]":
     """The request of each spec; where the session has no command line, its own is in the records."""
     requests = []
     for spec in specs:
@@ -178,8 +173,6 @@ def definitions(
 
     Raises UsageError.
     """
-    from scoremode.cli.kld import Kld
-
     if unknown := [key for key in spec if key not in _KEYS]:
         raise UsageError(f"has {unknown[0]}, which is none of {', '.join(_KEYS)}")
     bases, models = _names(spec, "base", folder), _names(spec, "models", folder)
@@ -276,8 +269,6 @@ def _section(
     folder: Path | None,
 ) -> dict[str, Any]:
     """A table's flags and their values. Raises UsageError for a key that is none, or not here."""
-    from scoremode.cli.kld import Kld
-
     result = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -321,14 +312,7 @@ def _check(section: str, flag: Flag[Any, Any], value: Any) -> None:
         raise UsageError(f"its {section} have {flag.spelled[2:]} = {value!r}, which no flag takes")
 
 
-def is_pattern(model: str) -> bool:
-    """Tells whether a name stands for several models."""
-    if not any(c in model for c in _MANY):
-        return False
-    return not os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
-
-
-def sweep_of(spec: "Kld", pairs: "Sequence[Request]", session: Session) -> "SweepRequest":
+def sweep_of(spec: Kld, pairs: "Sequence[Request]", session: Session) -> "SweepRequest":
     """The sweep of the models that the flags name. Raises UsageError."""
     from scoremode.runs.sweep.manifest import SweepRequest
 

@@ -11,7 +11,7 @@ from support import specs
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.cli.engines import vllm_options
 from scoremode.cli.main import main
-from scoremode.cli.ppl import Ppl
+from scoremode.cli.measure import Ppl
 from scoremode.engines.vllm.settings import (
     Settings,
     engine_environment,
