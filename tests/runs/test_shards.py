@@ -156,9 +156,7 @@ def test_progress_and_estimates_are_of_the_share(request_, plan):
         replace(request_, shard=Shard(2, 3)),
         open_checkpoint(request_.model),
         planned,
-        lambda _, vocabulary: Scheduled(
-            loaded(request_.model, request_.options, vocabulary), SCHEDULE
-        ),
+        lambda: Scheduled(loaded(request_.model, request_.options, planned.vocabulary), SCHEDULE),
         progress=lambda done, total: told.append((done, total)),
         watch=seen.append,
     )

@@ -10,7 +10,7 @@ import pytest
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.runs.context import engine_factory
+from scoremode.runs.context import import_engine
 from scoremode.startup.warmup import libraries, open_gpu, preparing
 
 
@@ -39,7 +39,7 @@ def test_an_import_that_fails_surfaces_where_the_engine_is_asked_for(demo, monke
         preparing(checkpoint, options),
         pytest.raises(ImportError, match=r"scoremode\.no_such_module"),
     ):
-        engine_factory(options, None, print)  # pyright: ignore[reportArgumentType]
+        import_engine(options)
     libraries.wait()
 
 
@@ -84,7 +84,7 @@ def test_what_warms_ends_before_an_engine_is_made_and_its_error_is_nobodys(
     monkeypatch.setattr("scoremode.startup.warmup.warmer", lambda gpu, config: warm)
     checkpoint = open_checkpoint(str(demo / "model"))
     with preparing(checkpoint, TorchOptions(device=device)):
-        engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
+        import_engine(TorchOptions(device="cpu"))
         assert done == ([] if device == "cpu" else [True])
 
 
@@ -94,4 +94,4 @@ def test_what_can_not_be_warmed_is_nobodys_error_either(demo, monkeypatch):
 
     monkeypatch.setattr("scoremode.startup.warmup.warmer", broken)
     with preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cuda")):
-        engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
+        import_engine(TorchOptions(device="cpu"))

@@ -56,8 +56,8 @@ def run(
     asked = replace(asked, shard=None if shard is None else Shard.parsed(shard), **more)
     planned = plan_text(asked.corpus, asked.protocol, model=asked.model)
 
-    def engine(checkpoint, vocabulary):
-        return Scheduled(loaded(asked.model, asked.options, vocabulary), schedule, tamper)
+    def engine():
+        return Scheduled(loaded(asked.model, asked.options, planned.vocabulary), schedule, tamper)
 
     return run_plan(asked, open_checkpoint(asked.model), planned, engine)
 

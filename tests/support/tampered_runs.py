@@ -35,8 +35,8 @@ def loaded(model: str, options: TorchOptions, vocabulary: int | None) -> TorchEn
 def run(request, tamper=lambda parts: parts):
     planned = plan_text(request.corpus, request.protocol, model=request.model)
 
-    def engine(checkpoint, vocabulary):
-        return Tampering(loaded(request.model, request.options, vocabulary), tamper)
+    def engine():
+        return Tampering(loaded(request.model, request.options, planned.vocabulary), tamper)
 
     return run_plan(request, open_checkpoint(request.model), planned, engine)
 

@@ -31,7 +31,7 @@ from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
-from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
+from scoremode.runs.planning import PlannedText, check_same_tokens, plan_of_base
 from scoremode.runs.request import Request
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
@@ -136,11 +136,7 @@ class ModelBaseline:
         tokenizer: str | ModelFiles | None,
     ):
         self.checkpoint = open_checkpoint(model, code=options.trust_remote_code)
-        own = plan_text(corpus, planned.plan.protocol, model=model, tokenizer=tokenizer)
-        self._planned = own
-        tokens, text = own.plan.tokens, own.text_sha256
-        check_same_tokens(planned, tokens, text, model.name, own.tokenizer, own.chat)
-        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model.name)
+        self._planned = own = plan_of_base(planned, corpus, model, tokenizer)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
         self.engine = options.make_base(
             self.checkpoint, own.vocabulary, int(own.plan.lengths.max())
@@ -413,7 +409,7 @@ def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, 
 def open_baseline(
     request: Request, planned: PlannedText, checkpoint: Checkpoint, kept: Path | None = None
 ) -> Baseline:
-    """The base that the request names: a reference's folder, a llama.cpp file, a model.
+    """The base of a request whose names are resolved: a reference's folder, a llama.cpp file, a model.
 
     - `planned`, `checkpoint`: of the measured model; `kept`: the folder of a reference that was made of
       the base.
@@ -433,10 +429,9 @@ def open_baseline(
                 f"{rule} draws windows, and takes a model or a kept reference as its base"
             )
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
-    files = request.base_files()
-    assert files is not None
+    assert isinstance(request.reference, ModelFiles)
     return ModelBaseline(
-        files,
+        request.reference,
         planned,
         request.corpus,
         request.options.in_dtype_of(checkpoint),

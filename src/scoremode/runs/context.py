@@ -22,25 +22,6 @@ if TYPE_CHECKING:
     from scoremode.runs.baselines import Baseline
 
 
-EngineFactory = Callable[[Checkpoint, int | None], Engine]
-
-
-def engine_factory(
-    options: Options,
-    planned: PlannedText,
-    notify: Callable[[str], None],
-    ranks: "Ranks | None" = None,
-) -> EngineFactory:
-    """Makes the engine of `options`, as one of `ranks` where there are some.
-
-    Its imports come first (`import_engine`).
-    """
-    import_engine(options)
-    return lambda checkpoint, vocabulary: options.make(
-        checkpoint, vocabulary, planned.plan, notify, ranks
-    )
-
-
 def import_engine(options: Options) -> None:
     """Imports what an engine of `options` needs, when the imports that have begun beside are done: from
     here on there is one thread that imports."""

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.lib.processes import run_apart
-from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RunFolder
-from scoremode.runs.context import engine_factory, import_engine
+from scoremode.runs.context import import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text, planned_text
+from scoremode.runs.planning import PlannedText, plan_of_base, plan_text
 from scoremode.runs.request import (
     Request,
     Result,
@@ -50,7 +51,13 @@ def measure(
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
-        planned = planned_text(request, checkpoint)
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            config=checkpoint.text_config,
+        )
         for note in planned.notes:
             notify(note)
         clock.begin("import")
@@ -71,11 +78,12 @@ def measure(
             baseline = open_baseline(request, planned, checkpoint, kept)
             at_end.callback(baseline.close)
             options = baseline.beside(options)
+        plan, vocabulary = planned.plan, planned.vocabulary
         return run_plan(
             request,
             checkpoint,
             planned,
-            engine_factory(options, planned, notify, request.ranks),
+            partial(options.make, checkpoint, vocabulary, plan, notify, request.ranks),
             baseline=baseline,
             progress=progress,
             notify=notify,
@@ -93,7 +101,14 @@ def follow(request: Request) -> None:
     checkpoint = opened_model(request)
     hashes = request.ranks is not None and request.ranks.place.leads_node
     with preparing(checkpoint, request.options, hashes=hashes):
-        planned, baseline, options = planned_text(request, checkpoint), None, request.options
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            config=checkpoint.text_config,
+        )
+        baseline, options = None, request.options
         import_engine(options)
         if request.reference is not None:
             from scoremode.runs.baselines import open_baseline
@@ -102,8 +117,9 @@ def follow(request: Request) -> None:
             options = baseline.beside(options)
         from scoremode.runs.workers import follow_plan
 
-        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
-        follow_plan(request, checkpoint, planned, make_engine, baseline)
+        plan, vocabulary = planned.plan, planned.vocabulary
+        make = partial(options.make, checkpoint, vocabulary, plan, lambda _: None, request.ranks)
+        follow_plan(request, checkpoint, planned, make, baseline)
 
 
 @contextmanager
@@ -118,7 +134,7 @@ def _captured(
 
     It lies beside the runs, and is gone at the end. An interrupted run leaves it, and goes on from it.
     """
-    assert request.reference is not None
+    assert isinstance(request.reference, ModelFiles)
     capture = replace(
         request,
         model=request.reference,
@@ -134,13 +150,7 @@ def _captured(
         judge=None,
         keep="stored",
     )
-    base = plan_text(
-        capture.corpus, capture.protocol, model=capture.model, tokenizer=capture.tokenizer
-    )
-    tokens, text = base.plan.tokens, base.text_sha256
-    check_same_tokens(planned, tokens, text, str(request.reference), base.tokenizer, base.chat)
-    ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
-    check_same_plan(ours, theirs, str(request.reference))
+    base = plan_of_base(planned, request.corpus, request.reference, request.tokenizer)
     key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
     folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
     if folder.is_symlink():

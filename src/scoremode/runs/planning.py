@@ -1,6 +1,6 @@
 """Makes a plan of a text and a model's name, with no weights and no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scoremode.checkpoint.chat_template import chat_template, special_tokens, turn_ends
 from scoremode.checkpoint.config import language_config, longest_of, positions_of
-from scoremode.checkpoint.files import Checkpoint, config_of
+from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.model_files import (
     ModelFiles,
     resolve_local,
@@ -18,7 +18,7 @@ from scoremode.checkpoint.model_files import (
 )
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
-from scoremode.runs.request import Request
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
@@ -97,44 +97,27 @@ class PlannedText:
         }
 
 
-def planned_text(request: Request, checkpoint: Checkpoint) -> PlannedText:
-    """The text of a request whose names are resolved, cut into windows for its model, by the config of
-    the model's open checkpoint. Raises CorpusError, TokenizerError, ProtocolError."""
-    places = tokenizer_places(request.tokenizer, resolve_local(request.model))
-    config = checkpoint.text_config
-    return _planned(request.corpus, request.protocol, config, places, str(request.model))
-
-
 def plan_text(
     corpus: Corpus,
     protocol: Protocol,
     *,
     model: ModelFiles | str | None = None,
     tokenizer: ModelFiles | str | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> PlannedText:
     """Text → tokens → windows, by the config and tokenizer of `model`, files or a path here, without
     its weights.
 
-    `tokenizer`: one in place of the model's own. Raises CorpusError, TokenizerError, ProtocolError,
-    CheckpointError.
+    - `tokenizer`: one in place of the model's own.
+    - `config`: the language model's, where its checkpoint is open.
+
+    Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
     """
     files = None if model is None else resolve_local(model)
-    config = {} if files is None else language_config(config_of(files))
-    return _planned(corpus, protocol, config, tokenizer_places(tokenizer, files), str(model))
-
-
-def _planned(
-    corpus: Corpus,
-    protocol: Protocol,
-    config: Mapping[str, Any],
-    places: Sequence[ModelFiles],
-    model: str,
-) -> PlannedText:
-    """The plan of a text.
-
-    - `config`: the language model's, empty without a model; `model`: its name.
-    - `places`: where a tokenizer and a chat template may lie, the tokenizer's first.
-    """
+    if config is None:
+        config = {} if files is None else language_config(config_of(files))
+    # Where a tokenizer and a chat template may lie, the tokenizer's first.
+    places = tokenizer_places(tokenizer, files)
     _check_kind(corpus, protocol)
     if not places:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
@@ -159,7 +142,7 @@ def _planned(
         positions=positions,
     )
     if resolved.text == "conversations" and most is not None:
-        _check_lengths(planned.plan, most, model)
+        _check_lengths(planned.plan, most, str(model))
     largest, vocabulary = int(planned.plan.tokens.max()), config.get("vocab_size")
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
@@ -263,6 +246,19 @@ def prefix_of(files: ModelFiles, tokenizer: Tokenizer) -> int | None:
         return tokenizer.bos
     eos = special_tokens(files, tokenizer).get("eos_token")
     return None if eos is None else tokenizer.backend.token_to_id(eos)
+
+
+def plan_of_base(
+    ours: PlannedText, corpus: Corpus, base: ModelFiles, tokenizer: ModelFiles | str | None
+) -> PlannedText:
+    """The plan of the same text for a base, with its own tokenizer unless one is given. Raises
+    ReferenceUnusable where it is another plan."""
+    # With a length that was found for the model, so that both have the same windows.
+    own = plan_text(corpus, ours.plan.protocol, model=base, tokenizer=tokenizer)
+    tokens, text = own.plan.tokens, own.text_sha256
+    check_same_tokens(ours, tokens, text, base.name, own.tokenizer, own.chat)
+    check_same_plan(ours.to_json(corpus), own.to_json(corpus), base.name)
+    return own
 
 
 def check_same_tokens(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Engine
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
@@ -26,7 +27,7 @@ from scoremode.results.record.definition import (
 from scoremode.results.record.section import decode
 from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.checks import open_shard
-from scoremode.runs.context import EngineFactory, RunContext, agree, identity_of
+from scoremode.runs.context import RunContext, agree, identity_of
 from scoremode.runs.finalize import (
     auto_tokenizer_task,
     check_texts,
@@ -52,7 +53,7 @@ def run_plan(
     request: Request,
     checkpoint: Checkpoint,
     planned: PlannedText,
-    make_engine: EngineFactory,
+    make_engine: Callable[[], Engine],
     *,
     baseline: "Baseline | None" = None,
     progress: TotalProgress | None = None,
@@ -65,7 +66,7 @@ def run_plan(
     if request.token_text:
         check_texts(planned.tokenizer)
     clock.begin("engine")
-    engine = make_engine(checkpoint, planned.vocabulary)
+    engine = make_engine()
     context = RunContext(
         request, checkpoint, planned, engine, baseline, progress, notify, clock, watch
     )

@@ -10,18 +10,18 @@ record does not name.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode import errors
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Extras
+from scoremode.engines.base import Engine, Extras
 from scoremode.engines.torch.ranks.messages import End, LookFor, ScoreVariant
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError
 from scoremode.lib.files import read_regular
 from scoremode.lib.tasks import Task
-from scoremode.runs.context import EngineFactory, RunContext, identity_of
+from scoremode.runs.context import RunContext, identity_of
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
@@ -34,11 +34,11 @@ def follow_plan(
     request: Request,
     checkpoint: Checkpoint,
     planned: PlannedText,
-    make_engine: EngineFactory,
+    make_engine: Callable[[], Engine],
     baseline: "Baseline | None",
 ) -> None:
     """`run_plan` on another rank than the first: returns when that one needs nothing more."""
-    ranks, engine = request.ranks, make_engine(checkpoint, planned.vocabulary)
+    ranks, engine = request.ranks, make_engine()
     assert ranks is not None
     ranks.agree(identity_of(RunContext(request, checkpoint, planned, engine, baseline)))
 

@@ -167,7 +167,7 @@ def preparing(
 ) -> Iterator[None]:
     """Imports, opens and reads beside its block what an engine of `options` needs.
 
-    `context.engine_factory` waits for the imports, `checkpoint.hash_files` for the hashes; without
+    `context.import_engine` waits for the imports, `checkpoint.hash_files` for the hashes; without
     `hashes` for a process that records none.
     """
     beside: list[Task[None]] = []

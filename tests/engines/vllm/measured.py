@@ -41,20 +41,19 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
     options = VllmOptions(arguments=start["arguments"])
     shared: list[VllmEngine] = []
 
-    def factory(options: Any, planned: Any, notify: Any, ranks: Any = None) -> Any:
-        def make(checkpoint: Any, vocabulary: Any) -> VllmEngine:
-            if not shared:
-                shared.append(VllmEngine(checkpoint, options, planned.plan, vocabulary, notify))
-            return shared[0]
-
-        return make
+    def make(
+        options: Any, checkpoint: Any, vocabulary: Any, plan: Any, notify: Any, ranks: Any = None
+    ) -> VllmEngine:
+        if not shared:
+            shared.append(VllmEngine(checkpoint, options, plan, vocabulary, notify))
+        return shared[0]
 
     columns: dict[str, np.ndarray] = {}
     facts["records"] = {}
     close = VllmEngine.close
     try:
         with (
-            patch.object(measure, "engine_factory", factory),
+            patch.object(VllmOptions, "make", make),
             patch.object(VllmEngine, "close", lambda _: None),
         ):
             for name, run in start["runs"].items():

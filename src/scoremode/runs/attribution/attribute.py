@@ -30,9 +30,9 @@ from scoremode.results.folders.store import seal_of
 from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import now
 from scoremode.runs.baselines import ModelBaseline
-from scoremode.runs.context import RunContext, engine_factory, import_engine
+from scoremode.runs.context import RunContext, import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText, planned_text
+from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
 from scoremode.schemes.mixing import differing
@@ -78,7 +78,13 @@ def attribute(
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options):
         clock.begin("plan")
-        planned = planned_text(request, checkpoint)
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            config=checkpoint.text_config,
+        )
         if planned.plan.conversation is not None:
             raise UsageError("attribute: takes a text; conversations and tasks are not supported")
         for note in planned.notes:
@@ -88,9 +94,9 @@ def attribute(
         clock.begin("base")
         baseline = _baseline(request, planned, checkpoint)
         try:
-            make = engine_factory(baseline.beside(request.options), planned, notify)
+            options = baseline.beside(request.options)
             clock.begin("engine")
-            model = make(checkpoint, planned.vocabulary)
+            model = options.make(checkpoint, planned.vocabulary, planned.plan, notify)
             assert isinstance(model, TorchEngine)
             try:
                 context = RunContext(

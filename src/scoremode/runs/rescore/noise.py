@@ -24,7 +24,7 @@ from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable,
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.blocks import CONVERSATION
-from scoremode.runs.context import engine_factory
+from scoremode.runs.context import import_engine
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
 from scoremode.runs.rescore.rescore import Job, Rescored, rescore, rescore_apart
@@ -124,8 +124,11 @@ class NoiseFloor:
             list(engine.score(plan, command.schedule, extras=extras))
 
     def _engine(self, variant: _Variant) -> Engine:
-        make = engine_factory(variant.options, self._planned, lambda _: None, self._ranks)
-        return make(self._checkpoint, self._planned.vocabulary)
+        planned, options = self._planned, variant.options
+        import_engine(options)
+        return options.make(
+            self._checkpoint, planned.vocabulary, planned.plan, lambda _: None, self._ranks
+        )
 
     def _section(self, variant: _Variant, rescored: Rescored) -> dict[str, Any]:
         plan, scores = self._planned.plan, rescored.scores

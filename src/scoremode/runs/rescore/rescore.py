@@ -37,7 +37,7 @@ from scoremode.results.statistics.agreement import (
     logits_of,
 )
 from scoremode.results.statistics.blocks import Places
-from scoremode.runs.context import engine_factory
+from scoremode.runs.context import import_engine
 from scoremode.runs.planning import PlannedText
 from scoremode.text.plan import Plan
 
@@ -102,9 +102,11 @@ def _rescore(send: Callable[[Any], None], job: Job) -> Rescored:
         raise CheckpointError(f"{checkpoint.source}: has changed since it was opened")
     plan = job.planned.plan
     send(("stage", "import"))
-    make = engine_factory(job.options, job.planned, lambda line: send(("notify", line)))
+    import_engine(job.options)
     send(("stage", "engine"))
-    engine = make(checkpoint, job.planned.vocabulary)
+    engine = job.options.make(
+        checkpoint, job.planned.vocabulary, plan, lambda line: send(("notify", line))
+    )
     try:
         largest = int(plan.tokens.max())
         if largest >= engine.vocabulary:

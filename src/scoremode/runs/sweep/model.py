@@ -21,7 +21,7 @@ from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines import Baseline
-from scoremode.runs.context import RunContext, engine_factory
+from scoremode.runs.context import RunContext, import_engine
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
@@ -300,8 +300,11 @@ class ModelRuns:
             self._close_engine()
             # Of the model before.
             free_device()
-            make = engine_factory(wanted, planned, self._stage.notify)
-            self._engine, self._made_with = make(checkpoint, planned.vocabulary), made_with
+            import_engine(wanted)
+            self._engine = wanted.make(
+                checkpoint, planned.vocabulary, planned.plan, self._stage.notify
+            )
+            self._made_with = made_with
         assert self._engine is not None
         return LentEngine(self._engine, is_new=is_new)
 

@@ -14,7 +14,7 @@ from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
 from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
-from scoremode.runs.planning import PlannedText, planned_text
+from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.runs.request import Request
 
 
@@ -59,7 +59,13 @@ class Prepared:
 
 def _planned(request: Request, checkpoint: Checkpoint) -> PlannedText | str:
     try:
-        planned = planned_text(request, checkpoint)
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            config=checkpoint.text_config,
+        )
         if request.token_text:
             check_texts(planned.tokenizer)
     # Not hidden: it is this model's result under this text, and the others go on.
