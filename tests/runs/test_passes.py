@@ -23,10 +23,11 @@ from scoremode.reference.writer import Keeper
 from scoremode.results.folders.store import find_runs, read_scores
 from scoremode.results.scores import concatenate
 from scoremode.runs.measure import measure
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
 from scoremode.runs.run import run_plan
 from scoremode.text.corpus import from_string
+from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.protocol import preset
 
 PASS, BATCH = 8, 4

@@ -31,9 +31,10 @@ from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
-from scoremode.runs.planning import PlannedText, check_same_tokens, plan_of_base
+from scoremode.runs.planning import plan_of_base
 from scoremode.runs.request import Request
 from scoremode.text.corpus import Corpus
+from scoremode.text.corpus_plan import PlannedText, check_same_tokens
 from scoremode.text.plan import Plan
 
 

@@ -11,10 +11,10 @@ from scoremode.errors import EngineError
 from scoremode.results.record.section import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.results.statistics.divergence import CONFIDENT
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, TotalProgress, Watch
 from scoremode.startup.clock import StageClock
 from scoremode.startup.warmup import libraries
+from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:

@@ -123,12 +123,19 @@ def finished_sections(
     folder: RunFolder,
     parts: Iterable[Scores],
     table_made: Task[TokenTable],
+    shard_targets: int | None = None,
 ) -> dict[str, Any]:
     """Merges `parts`, which are those of `plan`, to `scores.parquet` and computes all that follows.
 
+    - `shard_targets`: how many targets of the plan a shard has; None of a whole run. No metric of a
+      shard would be the text's, so none is computed.
+
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
-    made, scores, extras = _written(context, plan, folder, parts, table_made, plan.scored)
+    targets = plan.scored if shard_targets is None else shard_targets
+    made, scores, extras = _written(context, plan, folder, parts, table_made, targets)
+    if shard_targets is not None:
+        return made
     block = plan.protocol.context_length
     assert block is not None
     made |= sections(scores, block, extras, confident=context.request.confident)
@@ -143,19 +150,6 @@ def finished_sections(
             scores, rule.stop_when, rule.seed, windows, conversations, extras
         )
     return made
-
-
-def shard_sections(
-    context: RunContext,
-    plan: Plan,
-    folder: RunFolder,
-    parts: Iterable[Scores],
-    table_made: Task[TokenTable],
-    targets: int,
-) -> dict[str, Any]:
-    """Merges a shard's `parts`, which are so many `targets` of the plan's. None of its numbers would be
-    the text's, so none is made."""
-    return _written(context, plan, folder, parts, table_made, targets)[0]
 
 
 def _written(

@@ -14,7 +14,7 @@ from scoremode.lib.processes import run_apart
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.context import import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText, plan_of_base, plan_text
+from scoremode.runs.planning import plan_of_base, plan_text
 from scoremode.runs.request import (
     Request,
     Result,
@@ -25,6 +25,7 @@ from scoremode.runs.request import (
 from scoremode.runs.run import run_plan
 from scoremode.startup.clock import StageClock, Tell
 from scoremode.startup.warmup import check_installation, preparing
+from scoremode.text.corpus_plan import PlannedText
 
 
 def measure(

@@ -33,16 +33,15 @@ from scoremode.runs.finalize import (
     check_texts,
     finished_sections,
     overlap_task,
-    shard_sections,
     token_table_task,
 )
 from scoremode.runs.models import mixture_section
 from scoremode.runs.passes import RunPasses
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress, Watch
 from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder
 from scoremode.runs.shards import shard_section
 from scoremode.startup.clock import StageClock
+from scoremode.text.corpus_plan import PlannedText
 
 if TYPE_CHECKING:
     from scoremode.runs.baselines import Baseline
@@ -331,25 +330,18 @@ class ScoredRun:
     def _complete(self) -> None:
         """Gives the record all sections that follow from its passes, in place of their parts."""
         context, passes = self._context, self._passes
-        folder, document, is_shard = (
-            passes.folder,
-            passes.document,
-            context.request.shard is not None,
-        )
+        folder, document, shard = passes.folder, passes.document, context.request.shard
         # What was scored of the plan where a rule ended the run; a shard is of all of it.
-        plan = context.plan if is_shard else passes.plan
+        plan = passes.plan if shard is None else context.plan
         document["tokenizer"]["auto_tokenizer"] = self._auto_tokenizer.result()
         parts = passes.scores(plan)
-        if is_shard:
-            targets = document["shard"]["targets"]
-            made = shard_sections(context, plan, folder, parts, self._table, targets)
-        else:
-            made = finished_sections(context, plan, folder, parts, self._table)
+        targets = None if shard is None else document["shard"]["targets"]
+        made = finished_sections(context, plan, folder, parts, self._table, targets)
         kept = passes.kept()
         document |= {
             **made,
             "plan": plan.to_json(),
-            "status": "shard" if is_shard else "done",
+            "status": "done" if shard is None else "shard",
             "finished": now(),
             "engine": context.engine.describe(),
         }

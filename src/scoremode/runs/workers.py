@@ -22,8 +22,8 @@ from scoremode.errors import EngineError, RunFolderError, ScoremodeError
 from scoremode.lib.files import read_regular
 from scoremode.lib.tasks import Task
 from scoremode.runs.context import RunContext, identity_of
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
+from scoremode.text.corpus_plan import PlannedText
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks

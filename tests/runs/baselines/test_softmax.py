@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from support.run_requests import request
 
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.run import common_softmax
+from scoremode.text.corpus_plan import PlannedText
 
 
 def advice(

@@ -32,12 +32,13 @@ from scoremode.results.record.sections import now
 from scoremode.runs.baselines import ModelBaseline
 from scoremode.runs.context import RunContext, import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
 from scoremode.schemes.mixing import differing
 from scoremode.startup.clock import StageClock
 from scoremode.startup.warmup import check_installation, preparing
+from scoremode.text.corpus_plan import PlannedText
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,12 @@ from scoremode.runs.check.inputs import (
     protocol_of,
     text_flags,
 )
-from scoremode.runs.planning import cut, prefix_of, text_facts
+from scoremode.runs.planning import prefix_of
 from scoremode.runs.texts import read_calibration, read_text
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
+from scoremode.text.corpus_plan import cut, text_facts
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
 from scoremode.text.task_requests import (

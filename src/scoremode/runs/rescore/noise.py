@@ -25,9 +25,9 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.runs.context import import_engine
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
 from scoremode.runs.rescore.rescore import Job, Rescored, rescore, rescore_apart
+from scoremode.text.corpus_plan import PlannedText
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks

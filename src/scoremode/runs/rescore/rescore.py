@@ -38,7 +38,7 @@ from scoremode.results.statistics.agreement import (
 )
 from scoremode.results.statistics.blocks import Places
 from scoremode.runs.context import import_engine
-from scoremode.runs.planning import PlannedText
+from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.plan import Plan
 
 

@@ -21,8 +21,8 @@ from scoremode.runs.baselines import (
     is_logits_file,
     open_baseline,
 )
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
+from scoremode.text.corpus_plan import PlannedText
 
 
 class KeptOnce(StoredReference):

@@ -22,7 +22,6 @@ from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines import Baseline
 from scoremode.runs.context import RunContext, import_engine
-from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
 from scoremode.runs.sweep.bases import Bases, folder_of_base, options_of
@@ -30,6 +29,7 @@ from scoremode.runs.sweep.manifest import Board
 from scoremode.runs.sweep.prefetch import Opened, Prepared
 from scoremode.startup.clock import StageClock
 from scoremode.startup.warmup import libraries
+from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.plan import Plan
 
 Finish = Callable[[], Result]

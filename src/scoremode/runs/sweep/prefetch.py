@@ -14,8 +14,9 @@ from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
 from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
+from scoremode.text.corpus_plan import PlannedText
 
 
 @dataclass(frozen=True, eq=False)
