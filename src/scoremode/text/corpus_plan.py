@@ -1,9 +1,9 @@
 """Plans of a corpus of any kind: `cut` is the one way from a corpus to windows.
 
-A corpus has one text, or several with nothing crossing from one to the next. Several texts are planned each by itself, by the same protocol: with a BOS each where it has one, with a
-first window whose first token nothing precedes, with a tail. The limits of a protocol (its first W
-windows, its shortest text) hold for each. Then all windows are one plan over one token stream, and an
-average is over all targets.
+A corpus has one text, or several with nothing crossing from one to the next. Several texts are planned
+each by itself, by the same protocol: with a BOS each where it has one, with a first window whose first
+token nothing precedes, with a tail. The limits of a protocol (its first W windows, its shortest text)
+hold for each. Then all windows are one plan over one token stream, and an average is over all targets.
 
 The rows of a data set are one text, so a window may hold several, and a token may begin in one and end
 in another. Every token has the label of the row that its first character lies in; what the protocol
