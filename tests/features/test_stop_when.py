@@ -285,6 +285,13 @@ def test_a_run_says_where_it_ended_and_what_all_would_give(short, capsys):
     assert f"by ppl±30% after {after} of {of} windows, drawn with seed 0: all would give PPL" in out
 
 
-def test_a_reference_takes_none(short, capsys):
-    code, _, err = run(capsys, "reference", *short[1:-1], "elsewhere", "--stop-when", "ppl ±1%")
-    assert code == 2 and "a reference has all windows" in err
+def test_what_needs_all_windows_takes_none(short, capsys):
+    _, model, *rest = short
+    compared = ["--reference", model, "--noise-floor"]
+    for command, more, words in (
+        ("reference", [], "a reference has all windows"),
+        ("kld", compared, "and --noise-floor auto: the base would run again over all windows"),
+    ):
+        given = [model, *rest, *more, "--stop-when", "ppl ±1%"]
+        code, _, err = run(capsys, command, *given)
+        assert code == 2 and words in err and err.count("\n") == 1

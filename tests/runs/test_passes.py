@@ -329,24 +329,17 @@ def test_a_queued_pass_is_fetched_when_the_next_one_is(request_, engine, monkeyp
 
 
 @pytest.mark.parametrize("where", ["place", "build_head"])
-def test_loading_without_room_is_one_clear_error(where, demo, monkeypatch):
+@pytest.mark.parametrize(("reason", "line"), [(WORDS, LINE), ("word " * 500, None)])
+def test_loading_without_room_is_one_clear_error(where, reason, line, demo, monkeypatch):
+    """A long reason is cut."""
+
     def fail(*_, **__):
-        raise torch.cuda.OutOfMemoryError(WORDS)
+        raise torch.cuda.OutOfMemoryError(reason)
 
     monkeypatch.setattr(f"scoremode.engines.torch.builder.{where}", fail)
     with pytest.raises(OutOfMemory) as error:
         make_engine(demo / "model")
-    assert str(error.value) == LINE
-
-
-def test_a_long_reason_is_cut(demo, monkeypatch):
-    def fail(*_, **__):
-        raise torch.cuda.OutOfMemoryError("word " * 500)
-
-    monkeypatch.setattr("scoremode.engines.torch.builder.place", fail)
-    with pytest.raises(OutOfMemory) as error:
-        make_engine(demo / "model")
-    assert len(str(error.value)) == 200
+    assert str(error.value) == line if line else len(str(error.value)) == 200
 
 
 def test_an_engine_scores_after_it_was_out_of_memory_within_a_layer(demo, monkeypatch):

@@ -24,19 +24,6 @@ def test_the_softmax_is_over_what_the_protocol_says(rule, base, text):
     assert planned.vocabulary == wanted[rule]
 
 
-def test_what_it_was_made_of_is_told(base, text):
-    corpus = from_string(text)
-    planned = plan_text(corpus, RULES, model=str(base))
-    made = planned.to_json(corpus)
-    assert made["corpus"]["text"] == {
-        "rule": RULES.text,
-        "sha256": planned.text_sha256,
-        "bytes": planned.text_bytes,
-    }
-    assert made["plan"]["sha256"] == planned.plan.sha256
-    assert made["protocol"]["sha256"] == planned.plan.protocol.sha256
-
-
 def test_a_tokenizer_alone_makes_the_same_plan(base, text):
     with_model = plan_text(from_string(text), RULES, model=str(base))
     alone = plan_text(from_string(text), RULES, tokenizer=str(base))

@@ -15,10 +15,8 @@ from scoremode.cli.main import main
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, SCORES, read_scores
-from scoremode.results.gates import Gates
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
-from scoremode.runs.request import check_sharding
 from scoremode.runs.shards import batches_sha256, shard_section, share_of
 from scoremode.text.protocol import preset
 from scoremode.text.shard import Shard
@@ -178,21 +176,6 @@ def test_a_shard_out_of_memory_ends_with_what_all_shards_need(request_, monkeypa
         "go on in others than 4 windows: give a smaller --batch-size to all of them"
     )
     assert not list(request_.output.iterdir())
-
-
-def test_what_is_of_a_whole_run_is_refused_with_a_shard(request_):
-    shard = Shard(1, 2)
-    check_sharding(request_)
-    check_sharding(replace(request_, shard=shard))
-    check_sharding(replace(request_, shard=shard, gates=Gates()))
-    ruled = replace(request_.protocol, stop_when="ppl±1%", seed=0)
-    for more, words in (
-        ({"protocol": ruled}, "--shard 1/2 and --stop-when ppl±1%: the rule looks at"),
-        ({"keep": "stored"}, "--shard 1/2: is for scoremode ppl and kld; a reference's"),
-        ({"noise_floor": "auto"}, "--shard 1/2 and --noise-floor auto: the base"),
-        ({"gates": Gates(max_kld=1.0)}, "--shard 1/2: a gate judges the whole run"),
-    ):
-        assert refusal(check_sharding, replace(request_, shard=shard, **more)).startswith(words)
 
 
 def test_a_killed_shard_goes_on_to_the_same_bits_and_no_other_shard_does(request_):

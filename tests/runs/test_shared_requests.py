@@ -22,7 +22,6 @@ from scoremode.runs.request import Request
 from scoremode.text.shard import Shard
 from scoremode.text.task_requests import TASKS, TextRequest, request_corpus
 
-import_torch = None
 OPTIONS = TorchOptions(device="cpu", dtype="float32")
 SHARED = "shared in rows of 128 tokens"
 

@@ -48,173 +48,83 @@ def other_ids(columns: dict) -> None:
     columns["target"] = np.where(kept, target, other)
 
 
+def one_window_less(columns: dict) -> None:
+    keep = columns["window"] < columns["window"].max()
+    columns.update({name: column[keep] for name, column in columns.items()})
+
+
+def better_base(columns: dict) -> None:
+    columns["base_logprob"] = columns["base_logprob"] - 0.01 * (
+        columns["base_top1"] != columns["target"]
+    )
+
+
 FORGERIES = {
     # name: (run, what is done to the columns, what is done to the record, what is told)
-    "token ids": (
-        "against_model",
-        other_ids,
-        None,
-        {"scores.parquet target": "rows differ)"},
-    ),
-    "window dropped": (
-        "ppl",
-        lambda c: c.update({k: v[c["window"] < c["window"].max()] for k, v in c.items()}),
-        None,
-        {"plan windows of the text": "and its text gives", "scores.parquet targets": "rows"},
-    ),
-    "base better": (
-        "against_kept",
-        lambda c: c.update(base_logprob=c["base_logprob"] - 0.01 * (c["base_top1"] != c["target"])),
-        None,
-        {"reference log-probabilities": "by up to 0.01 nats"},
-    ),
-    "base better, and a replay that says so": (
-        "against_kept",
-        lambda c: c.update(base_logprob=c["base_logprob"] - 0.01 * (c["base_top1"] != c["target"])),
+    "token ids": ("against_model", other_ids, None, {"scores.parquet target": "rows differ)"}),
+    "window dropped": ("ppl", one_window_less, None,
+        {"plan windows of the text": "and its text gives", "scores.parquet targets": "rows"}),
+    "base better": ("against_kept", better_base, None,
+        {"reference log-probabilities": "by up to 0.01 nats"}),
+    "base better, and a replay that says so": ("against_kept", better_base,
         lambda r: r["reference"]["replay"].update(worst=1.0),
-        {"reference log-probabilities": "nats (rms), and float32 logits explain"},
-    ),
-    "protocol": (
-        "ppl",
-        None,
-        lambda r: r["protocol"].update(bos="never"),
-        {"protocol sha256": "what it was made of gives", "plan sha256": "gives"},
-    ),
-    "perplexity": (
-        "ppl",
-        None,
-        lambda r: r["metrics"]["ppl"].update(value=4.9),
-        {"metrics ppl": "its metrics.ppl.value is 4.9, and its scores give"},
-    ),
-    "interval": (
-        "against_model",
-        None,
-        lambda r: r["llama_cpp"]["kld"].update(error=1e-9),
-        {"llama_cpp kld interval": "its llama_cpp.kld.error is 1e-09"},
-    ),
-    "two numbers and a note": (
-        "against_kept",
-        None,
-        lambda r: (
-            r["metrics"]["kld"].update(value=1e-4, note="fine"),
-            r["distribution"]["kld"].update({"99": 0.001}),
-            r["worst"][3].update(target_text="other"),
-        ),
-        {
-            "metrics kld": "0.0001",
-            "metrics kld interval": "fine",
-            "distribution kld": "distribution.kld.99",
-            "worst 3 text": "other",
-        },
-    ),
-    "gate": (
-        "against_kept",
-        None,
-        lambda r: r["gates"][0].update(limit=1e-9),
-        {"gates max_kld": "its gates.max_kld.met is True, and its scores give False"},
-    ),
-    "bits per weight": (
-        "ppl",
-        None,
-        lambda r: r["checkpoint"]["bits_per_weight"].update(body=2.5),
-        {"checkpoint bits_per_weight": "body is 2.5, and its files give 4.5"},
-    ),
-    "another model's hash": (
-        "ppl",
-        None,
+        {"reference log-probabilities": "nats (rms), and float32 logits explain"}),
+    "protocol": ("ppl", None, lambda r: r["protocol"].update(bos="never"),
+        {"protocol sha256": "what it was made of gives", "plan sha256": "gives"}),
+    "perplexity": ("ppl", None, lambda r: r["metrics"]["ppl"].update(value=4.9),
+        {"metrics ppl": "its metrics.ppl.value is 4.9, and its scores give"}),
+    "interval": ("against_model", None, lambda r: r["llama_cpp"]["kld"].update(error=1e-9),
+        {"llama_cpp kld interval": "its llama_cpp.kld.error is 1e-09"}),
+    "two numbers and a note": ("against_kept", None,
+        lambda r: (r["metrics"]["kld"].update(value=1e-4, note="fine"),
+                   r["distribution"]["kld"].update({"99": 0.001}),
+                   r["worst"][3].update(target_text="other")),
+        {"metrics kld": "0.0001", "metrics kld interval": "fine",
+         "distribution kld": "distribution.kld.99", "worst 3 text": "other"}),
+    "gate": ("against_kept", None, lambda r: r["gates"][0].update(limit=1e-9),
+        {"gates max_kld": "its gates.max_kld.met is True, and its scores give False"}),
+    "bits per weight": ("ppl", None, lambda r: r["checkpoint"]["bits_per_weight"].update(body=2.5),
+        {"checkpoint bits_per_weight": "body is 2.5, and its files give 4.5"}),
+    "another model's hash": ("ppl", None,
         lambda r: r["checkpoint"]["files"].update({"model.safetensors": "ab" * 32}),
-        {"checkpoint model.safetensors": "the record says abababababab…"},
-    ),
-    "another text's hash": (
-        "ppl",
-        None,
-        lambda r: r["corpus"]["text"].update(sha256="ab" * 32),
-        {"text sha256": "the record says abababababab…"},
-    ),
-    "another tokenizer's hash": (
-        "ppl",
-        None,
-        lambda r: r["tokenizer"].update(sha256="ab" * 32),
-        {"tokenizer sha256": "the record says abababababab…"},
-    ),
-    "identity": (
-        "ppl",
-        None,
-        lambda r: r["identity"].update(checkpoint="cd" * 32),
-        {"record identity.checkpoint": "the record says cdcdcdcdcdcd…"},
-    ),
-    "another base's sha256": (
-        "against_model",
-        None,
-        lambda r: r["reference"].update(sha256="ab" * 32),
-        {"reference sha256": "its files and arithmetic give"},
-    ),
-    "a kept base's sha256": (
-        "against_kept",
-        None,
-        lambda r: r["reference"].update(sha256="ab" * 32),
-        {"reference sha256": "the base in"},
-    ),
-    "a kept base in more digits": (
-        "against_kept",
-        None,
+        {"checkpoint model.safetensors": "the record says abababababab…"}),
+    "another text's hash": ("ppl", None, lambda r: r["corpus"]["text"].update(sha256="ab" * 32),
+        {"text sha256": "the record says abababababab…"}),
+    "another tokenizer's hash": ("ppl", None, lambda r: r["tokenizer"].update(sha256="ab" * 32),
+        {"tokenizer sha256": "the record says abababababab…"}),
+    "identity": ("ppl", None, lambda r: r["identity"].update(checkpoint="cd" * 32),
+        {"record identity.checkpoint": "the record says cdcdcdcdcdcd…"}),
+    "another base's sha256": ("against_model", None, lambda r: r["reference"].update(sha256="ab" * 32),
+        {"reference sha256": "its files and arithmetic give"}),
+    "a kept base's sha256": ("against_kept", None, lambda r: r["reference"].update(sha256="ab" * 32),
+        {"reference sha256": "the base in"}),
+    "a kept base in more digits": ("against_kept", None,
         lambda r: r["reference"]["engine"].update(dtype="float16"),
-        {"reference engine": "its reference.engine.dtype is float16"},
-    ),
-    "a better kept base": (
-        "against_kept",
-        None,
+        {"reference engine": "its reference.engine.dtype is float16"}),
+    "a better kept base": ("against_kept", None,
         lambda r: r["reference"]["metrics"]["ppl"].update(value=4.9),
-        {"reference metrics": "its reference.metrics.ppl.value is 4.9"},
-    ),
-    "a base in more digits": (
-        "against_model",
-        None,
+        {"reference metrics": "its reference.metrics.ppl.value is 4.9"}),
+    "a base in more digits": ("against_model", None,
         lambda r: r["reference"]["engine"].update(dtype="float16"),
-        {"reference engine": "its reference.engine.dtype is float16"},
-    ),
-    "another kind of base": (
-        "against_kept",
-        None,
-        lambda r: r["reference"].update(kind="other"),
-        {"reference kind": "the record says other"},
-    ),
-    "another protocol's name": (
-        "ppl",
-        None,
+        {"reference engine": "its reference.engine.dtype is float16"}),
+    "another kind of base": ("against_kept", None, lambda r: r["reference"].update(kind="other"),
+        {"reference kind": "the record says other"}),
+    "another protocol's name": ("ppl", None,
         lambda r: r["protocol"].update(name="llama.cpp+context-length=64"),
-        {"protocol name": "llama.cpp+context-length=64 has text raw-file, and the record rows"},
-    ),
-    "a change that the protocol's name hides": (
-        "ppl",
-        None,
+        {"protocol name": "llama.cpp+context-length=64 has text raw-file, and the record rows"}),
+    "a change that the protocol's name hides": ("ppl", None,
         lambda r: r["protocol"].update(name="disjoint"),
-        {"protocol name": "disjoint has context_length 2048, and the record 64"},
-    ),
-    "another text's name": (
-        "ppl",
-        None,
+        {"protocol name": "disjoint has context_length 2048, and the record 64"}),
+    "another text's name": ("ppl", None,
         lambda r: r["corpus"].update(name="wikitext wikitext-2-raw-v1 test"),
-        {"text name": "the record says wikitext wikitext-2-raw-v1 test"},
-    ),
-    "another rule for the text": (
-        "ppl",
-        None,
-        lambda r: r["corpus"]["text"].update(rule="raw-file"),
-        {"text rule": "the record says raw-file, and its protocol has rows"},
-    ),
-    "no base in the record": (
-        "against_kept",
-        None,
-        lambda r: r.pop("reference"),
-        {"reference section": "the scores have a base, and the record none"},
-    ),
-    "a section of another type": (
-        "ppl",
-        None,
+        {"text name": "the record says wikitext wikitext-2-raw-v1 test"}),
+    "another rule for the text": ("ppl", None, lambda r: r["corpus"]["text"].update(rule="raw-file"),
+        {"text rule": "the record says raw-file, and its protocol has rows"}),
+    "no base in the record": ("against_kept", None, lambda r: r.pop("reference"),
+        {"reference section": "the scores have a base, and the record none"}),
+    "a section of another type": ("ppl", None,
         lambda r: (r.update(checkpoint=[]), r["metrics"].update(nll=1)),
-        {"record schema": "its metrics.nll is 1", "record sections": ""},
-    ),
+        {"record schema": "its metrics.nll is 1", "record sections": ""}),
 }  # fmt: skip
 
 

@@ -17,10 +17,6 @@ def path(tmp_path):
     return part_path(tmp_path / "chats.jsonl")
 
 
-def test_it_lies_beside_the_output(path):
-    assert path.name == "chats.jsonl.part"
-
-
 def test_batches_come_back_in_any_order(path):
     with PartFile(path, IDENTITY) as part:
         part.add(2, ROWS)
