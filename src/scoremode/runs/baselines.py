@@ -101,8 +101,8 @@ class Baseline(Protocol):
         ...
 
 
-# What another run may have otherwise and still be compared with the same base: its machine, and how its
-# windows are grouped. Scores move by rounding with both.
+# Two runs may differ in these and still have the same base: machine, and grouping of windows. Scores
+# move by rounding with both.
 _GROUPING = ("batch_windows", "device")
 
 
@@ -115,7 +115,7 @@ def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
 
 
 def base_of_record(record: Done) -> str:
-    """The same of a kept base, by its own record."""
+    """The sha256 of a kept base (`base_sha256`), by its own record."""
     return base_sha256(record.checkpoint.files or {}, record.document["identity"]["engine"])
 
 

@@ -69,7 +69,7 @@ class PlannedText:
         ]
 
     def identity(self) -> dict[str, Any]:
-        """What another run must share to score the same targets in the same groups.
+        """Facts that another run must share to score the same targets in the same groups.
 
         A plan tells which targets of which tokens count; groups, and what it does not tell of
         conversations, are said beside it.
@@ -282,5 +282,5 @@ def check_same_tokens(
 
 
 def _writes(template: Mapping[str, Any]) -> list[Any]:
-    """All that tells what a template writes."""
+    """The fields of a template that decide what it writes."""
     return [template[name] for name in ("sha256", "arguments", "date")]

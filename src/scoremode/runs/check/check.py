@@ -42,7 +42,7 @@ SCHEMA = "scoremode.check"
 SCHEMA_VERSION = 1
 
 
-# What a second run takes from a record's engine.
+# The options that a second run takes from a record's engine.
 class _Torch(Section, frozen=True, kw_only=True, tag_field="engine", tag="torch"):
     dtype: FloatType
     arithmetic: Literal["weights", "weights+activations", "llama.cpp"]

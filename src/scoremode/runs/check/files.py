@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 _KINDS = ("model", "stored", "llama.cpp")
-# Of a base's engine: the same states may have been made elsewhere, by another build.
+# Fields of a base's engine that may differ: the same states may come from another machine or build.
 _MACHINE = ("device", "torch")
-# What follows from a checkpoint's headers alone.
+# Fields that follow from a checkpoint's headers alone.
 _SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", "bytes", "gib",
             "kv_cache_declared", "not_decoded")  # fmt: skip
 

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from scoremode.reference.base import Reference, Span
 
 
-# Of the versions that a record has, those that compute.
+# The versions in a record that can move a score.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 _PART = "second run"
 # Columns that a model computes; the others are the plan's.
 _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
             "kld", "kld_reverse", "jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order",
             "kld_llama_cpp")  # fmt: skip
-# Those that no limit of rounding is known for.
+# Columns without a known limit of rounding.
 _UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
              "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
@@ -170,7 +170,7 @@ def differing_conditions(record: Done, engine: Mapping[str, Any]) -> list[str]:
 
 
 def _then(record: Done) -> dict[str, Any]:
-    """All that a record says of its engine."""
+    """The sections of a record that describe its engine, as one."""
     document = record.document
     return {**document["engine"], **document.get("identity", {}).get("engine", {})}
 

@@ -34,9 +34,9 @@ from scoremode.text.rows import read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 
 _ROWS = (".jsonl", ".ndjson", ".parquet")
-# What is written of a reply itself, in place of what a row may say of another.
+# Fields that describe the reply, in place of those that a row may have of another.
 _OURS = ("finish_reason", "generated", "generated_ids")
-# What decoders write for bytes that are no character, such as the first ones of a character cut in two.
+# Decoders write this for bytes that are no character, such as the first ones of a character cut in two.
 _NO_CHARACTER = "\ufffd"
 _MOST_BYTES = 4
 
@@ -84,7 +84,7 @@ class Prompts:
         return replace(self, prompts=self.prompts[:rows])
 
     def with_system(self, text: str | None) -> "Prompts":
-        """The same, behind that message of the system where a prompt begins with none."""
+        """These prompts, each behind a system message unless it begins with one of its own."""
         if text is None:
             return self
         system = {"role": "system", "content": text}

@@ -195,7 +195,7 @@ class Sample:
 
 
 class _Batches(Schedule):
-    """One whose micro-batches are so many windows, whatever their lengths: they were drawn so."""
+    """A schedule whose micro-batches are so many windows, whatever their lengths, as they were drawn."""
 
     def batches(self, plan: Plan, windows: range) -> list[range]:
         cuts = range(windows.start, windows.stop, self.batch_windows)

@@ -1,4 +1,4 @@
-"""One model of a sweep under all texts and protocols, with one engine, which it leaves nothing of."""
+"""The runs of a sweep's model: all texts and protocols with one engine, which is gone afterwards."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
