@@ -195,7 +195,7 @@ class Sample:
 
 
 class _Batches(Schedule):
-    """A schedule whose micro-batches are so many windows, whatever their lengths, as they were drawn."""
+    """A schedule whose micro-batches have so many windows each, whatever the lengths of these."""
 
     def batches(self, plan: Plan, windows: range) -> list[range]:
         cuts = range(windows.start, windows.stop, self.batch_windows)
