@@ -40,7 +40,7 @@ def test_several_files_need_an_index(tmp_path):
 
 def test_missing_shard(sharded):
     (Path(sharded) / "1.safetensors").unlink()
-    assert refusal(sharded) == f"{sharded}/1.safetensors: missing shard, named by {INDEX}"
+    assert refusal(sharded) == f"{sharded}/1.safetensors: missing weight file, named by {INDEX}"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_it_is_inspected(file, capsys):
     code, out, err = run(capsys, "inspect", str(file), "--json")
     found = json.loads(out)
     assert (code, err, found["runs"]["possible"]) == (0, "", True)
-    assert (found["source"], found["shards"], found["model_type"]) == (str(file), 1, "llama")
+    assert (found["source"], found["weight_files"], found["model_type"]) == (str(file), 1, "llama")
     assert found["vocabulary"]["tokenizer"] == 272
 
 

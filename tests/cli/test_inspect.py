@@ -26,7 +26,7 @@ from scoremode.report.rendering import document_text
 
 KEYS = {
     *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),
-    *("tied_embeddings", "vocabulary", "tokenizer_problem", "shards", "parameters"),
+    *("tied_embeddings", "vocabulary", "tokenizer_problem", "weight_files", "parameters"),
     *("quantized_parameters", "bytes", "gib", "bits_per_weight", "formats", "kv_cache_declared"),
     *("device", "compute_dtype", "arithmetic", "refusals", "computed_by", "runs"),
     "by_config",
@@ -171,7 +171,7 @@ def test_seventy_billion_are_told_by_their_headers(tmp_path):
     assert value["bits_per_weight"]["body"] == 4.125
     assert value["gib"] == pytest.approx(36.788, abs=0.001)
     assert value["formats"]["W4A16 g128"]["modules"] == 560
-    assert value["shards"] == 30 and value["positions"] == 131072
+    assert value["weight_files"] == 30 and value["positions"] == 131072
     text = document_text(inspect_document(value))
     for words in ("70,553,706,496", "4.125 body", "36.788 GiB in 30 files", "q_proj ×80"):
         assert words in text

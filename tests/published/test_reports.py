@@ -80,7 +80,7 @@ REFUSED = {
         "wrong-map",
     ): "tensor lm_head.weight is missing, named by model.safetensors.index",
     ("shards-odd", "extra-shard"): "tensor model.layers.2.eh_proj.weight belongs to",
-    ("shards-odd", "missing"): "model-00002-of-00002.safetensors: missing shard",
+    ("shards-odd", "missing"): "model-00002-of-00002.safetensors: missing weight file",
     ("shards-odd", "dup"): "lm_head.weight is in model-00001-of-00002.safetensors and model-00002",
     ("shards-odd", "pth"): "consolidated.safetensors alone has its tensors under the names of",
     ("tokenizer-odd", "over-used"): "the text has token id 300, and ",

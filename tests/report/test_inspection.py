@@ -30,7 +30,7 @@ def value(**changes: Any) -> dict[str, Any]:
         "source": "m", "architectures": ["A"], "model_type": "a", "layers": 2, "hidden_size": 64,
         "computed_by": {"class": "A", "text_alone": None}, "positions": 2048, "dtype": None,
         "vocabulary": {"config": 100, "tokenizer": 90, "head": 100, "note": "padding"},
-        "tokenizer_problem": None, "tied_embeddings": None, "parameters": 1000, "shards": 1,
+        "tokenizer_problem": None, "tied_embeddings": None, "parameters": 1000, "weight_files": 1,
         "quantized_parameters": 250, "gib": 0.5, "bits_per_weight": {"body": 4.5, "file": 5.25},
         "kv_cache_declared": None, "formats": {}, "refusals": [], "arithmetic": "weights",
         "device": "a CPU", "compute_dtype": "float32", "runs": {"possible": True, "reason": None},
@@ -61,7 +61,7 @@ def test_each_fact_has_its_row():
         ({"parameters": None}, "parameters", "unknown: not all of it can be decoded"),
         ({"parameters": None}, "bits per weight", "unknown"),
         ({"quantized_parameters": 0}, "parameters", "1,000, none quantized"),
-        ({"shards": 30}, "size", "0.500 GiB in 30 files"),
+        ({"weight_files": 30}, "size", "0.500 GiB in 30 files"),
         ({"arithmetic": None}, "would run", "not at all, for what is refused"),
         ({"runs": {"reason": "no room"}}, "would run", "not at all: no room"),
         (

@@ -223,7 +223,7 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
             if Path(name).name != name or "\0" in name or len(name) > 255:
                 raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
             if not (path / name).is_file():
-                raise CheckpointError(f"{path / name}: missing shard, named by {INDEX}")
+                raise CheckpointError(f"{path / name}: missing weight file, named by {INDEX}")
         if (path / _SINGLE).exists() and _SINGLE not in names:
             raise CheckpointError(
                 f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "

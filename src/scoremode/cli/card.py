@@ -17,7 +17,6 @@ from scoremode.cli.command import Command, Measurement
 from scoremode.cli.measure import Kld
 from scoremode.cli.screen import Session
 from scoremode.errors import ScoremodeError, UsageError
-from scoremode.lib.hub import on_hub
 from scoremode.spec.flag import Flag, Name, PathName, Switch
 from scoremode.spec.run import Runs
 
@@ -257,6 +256,8 @@ def _words(given: _Given) -> list[str]:
 
 def _model(source: str) -> tuple[str, str | None]:
     """A model by a name that means the same elsewhere, and its revision on the hub."""
+    from scoremode.lib.hub import on_hub
+
     if found := on_hub(source):
         return found[0], found[1] or None
     return _last(source), None

@@ -4,7 +4,7 @@ A flag that an engine can't obey is refused with the reason; one that changes no
 accepted, so that a command line written for the other one runs.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from scoremode.errors import UsageError
@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["engine_arguments", "engine_options", "options_of", "reference_options"]
 
-# Keywords of vllm.LLM that scoring itself must choose.
-_OURS = {
-    "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
-    "notify", "skip_tokenizer_init", "worker_extension_cls",
+# Keywords of vllm.LLM that can't be given, since each purpose needs a value of its own.
+_RESERVED = {
+    "scoring": {
+        "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
+        "notify", "skip_tokenizer_init", "worker_extension_cls",
+    },
+    "generation": {
+        "generation_config", "max_model_len", "model", "runner", "skip_tokenizer_init",
+        "worker_extension_cls",
+    },
 }  # fmt: skip
 # vLLM's names of the caches that both engines have.
 _VLLM_CACHES = {
@@ -84,7 +90,7 @@ def vllm_options(spec: Engine) -> "VllmOptions":
     _check_share(spec)
     from scoremode.engines.vllm.options import VllmOptions
 
-    arguments = engine_arguments(spec, spec.engine_arg)
+    arguments = engine_arguments(spec, spec.engine_arg, "scoring")
     keywords = {n: getattr(spec, n) for n, flag in Engine.flags.items() if flag.keyword}
     # A switch that is off leaves vLLM its own choice.
     if not spec.disable_custom_all_reduce:
@@ -124,11 +130,11 @@ def _check_share(spec: Engine) -> None:
 
 
 def engine_arguments(
-    spec: Flags, pairs: Sequence[str], ours: Collection[str] = _OURS
+    spec: Flags, pairs: Sequence[str], purpose: Literal["scoring", "generation"]
 ) -> dict[str, Any]:
-    """`k=v` → keyword and value, JSON where it is JSON.
+    """The keywords of `KEY=VALUE` pairs, whose values are read as JSON where they are JSON.
 
-    Raises UsageError for what has a flag of its own, and for what is set by us alone.
+    Raises UsageError for a keyword that has a flag of its own, and for a reserved one.
     """
     import json
 
@@ -141,8 +147,8 @@ def engine_arguments(
             raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
         if key in flags or key == "revision":
             raise UsageError(f"--engine-arg {pair}: use {spec.flags[key].spelled}")
-        if key in ours:
-            raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
+        if key in _RESERVED[purpose]:
+            raise UsageError(f"--engine-arg {pair}: {purpose} sets {key} itself")
         if key in result:
             raise UsageError(f"--engine-arg {pair}: {key} is given twice")
         try:

@@ -33,9 +33,6 @@ __all__ = ["Generate", "generated"]
 
 _PROMPTS = ("--prompts FILE", "--prompts of the hub")
 _OF_HUB = frozenset({"--prompts of the hub"})
-# Keywords of vllm.LLM that are set by us alone.
-_OURS = {"generation_config", "max_model_len", "model", "runner", "skip_tokenizer_init",
-         "worker_extension_cls"}  # fmt: skip
 _SAMPLING = Group(
     "sampling", "by default the model's own distribution, whatever its generation_config.json says"
 )
@@ -216,7 +213,7 @@ def _engine(spec: Generate, session: Session) -> "generation.Engine":
     if spec.engine == "vllm":
         from scoremode.engines.vllm.sampler import VllmSampling
 
-        arguments = engine_arguments(spec, spec.engine_arg or [], _OURS)
+        arguments = engine_arguments(spec, spec.engine_arg or [], "generation")
         if spec.tensor_parallel_size is not None:
             arguments["tensor_parallel_size"] = spec.tensor_parallel_size
         return VllmSampling(spec.dtype, spec.trust_remote_code, arguments)

@@ -93,7 +93,7 @@ def inspect_config(
         elif value["dtype"] is None:
             dtype = "the dtype (taken for it: bfloat16)"
             untold = f"{dtype}, {untold}" if untold else dtype
-        return shown(value | {"shards": 0, "by_config": {"untold": untold}})
+        return shown(value | {"weight_files": 0, "by_config": {"untold": untold}})
 
 
 def inspect(
@@ -188,7 +188,7 @@ def _inspected(
         "tied_embeddings": tied_embeddings(checkpoint),
         "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
         "tokenizer_problem": tokenizer_problem,
-        "shards": len(checkpoint.weight_files),
+        "weight_files": len(checkpoint.weight_files),
         **(_sizes(checkpoint) if summary is None else _summary(summary, device)),
         "device": device.name,
         "compute_dtype": compute_dtype,

@@ -36,6 +36,7 @@ from scoremode.spec.run import (
     Named,
     Output,
     Swap,
+    Table,
 )
 from scoremode.spec.text import Protocol, Seed
 from scoremode.spec.values import whole
@@ -169,11 +170,6 @@ def _print_block(result: "Result", form: str, *, apart: bool) -> None:
     print("\n" * apart + text)
 
 
-# Flags that an export takes by itself, without a run.
-_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "form", "quiet",
-              "verbose"}  # fmt: skip
-
-
 class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only)")):
     export_llama_cpp = PathName(
         "also write the file that llama-perplexity --kl-divergence reads; with a finished "
@@ -241,8 +237,9 @@ class Reference(Named, Kept, _Export, Measurement):
             raise UsageError(
                 f"{folder}: is a run already: --export-llama-cpp FILE exports a reference"
             )
+        allowed = {"model_flag", "device", *Named.flags, *_Export.flags, *Table.flags}
         for name, flag in self.flags.items():
-            if name not in _EXPORTING and (value := getattr(self, name)) != flag.default:
+            if name not in allowed and (value := getattr(self, name)) != flag.default:
                 raise UsageError(
                     f"{flag.spelled} {value}: {folder} is a run already, and its export takes no flag "
                     "of another"

@@ -38,16 +38,15 @@ __all__ = [
     "text_and_protocol",
 ]
 
-# Flags that name a text; whoever gives two of them has one text too many, but for a local copy.
+# Flags that name a text. Only one may be given, but for a preset with a local copy of its data set.
 NAMING = ("text", "file", "dataset_file", "dataset", "conversations", "preset")
-_COPY = {"dataset_file", "preset"}
 
 
 def named_source(spec: Text) -> str:
     """The source in SOURCES that the flags name. Raises UsageError for two, and for a preset that there
     isn't."""
     named = [name for name in NAMING if getattr(spec, name) is not None]
-    if len(named) > 1 and set(named) != _COPY:
+    if len(named) > 1 and named != ["dataset_file", "preset"]:
         flags = " and ".join("-f" if name == "file" else spec.flags[name].spelled for name in named)
         raise UsageError(f"several texts: {flags}")
     if spec.preset is not None:

@@ -86,7 +86,7 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         share = f"of them {quantized / parameters:.1%}" if quantized else "none"
         yield "parameters", f"{parameters:,}, {share} quantized"
     if value["by_config"] is None:
-        yield "size", f"{_size(value)} in {counted(value['shards'], 'file')}"
+        yield "size", f"{_size(value)} in {counted(value['weight_files'], 'file')}"
     elif parameters is not None:
         yield "size", f"about {_size(value)}, by the shapes that the config gives"
     yield "bits per weight", "unknown" if parameters is None else _bits(value)
