@@ -14,7 +14,7 @@ from scoremode.lib.processes import run_apart
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.context import import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import plan_of_base, plan_text
+from scoremode.runs.planning import plan_of_base, plan_request
 from scoremode.runs.request import (
     Request,
     Result,
@@ -52,13 +52,7 @@ def measure(
     checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
-        planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            config=checkpoint.text_config,
-        )
+        planned = plan_request(request, checkpoint)
         for note in planned.notes:
             notify(note)
         clock.begin("import")
@@ -102,13 +96,7 @@ def follow(request: Request) -> None:
     checkpoint = opened_model(request)
     hashes = request.ranks is not None and request.ranks.place.leads_node
     with preparing(checkpoint, request.options, hashes=hashes):
-        planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            config=checkpoint.text_config,
-        )
+        planned = plan_request(request, checkpoint)
         baseline, options = None, request.options
         import_engine(options)
         if request.reference is not None:

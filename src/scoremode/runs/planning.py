@@ -7,7 +7,7 @@ from typing import Any
 
 from scoremode.checkpoint.chat_template import chat_template, special_tokens, turn_ends
 from scoremode.checkpoint.config import language_config, longest_of, positions_of
-from scoremode.checkpoint.files import config_of
+from scoremode.checkpoint.files import Checkpoint, config_of
 from scoremode.checkpoint.model_files import (
     ModelFiles,
     resolve_local,
@@ -16,6 +16,7 @@ from scoremode.checkpoint.model_files import (
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, TokenizerError
 from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.corpus import Corpus
 from scoremode.text.corpus_plan import PlannedText, check_kind, check_same_tokens, cut
@@ -52,18 +53,18 @@ def plan_text(
     declared, longest = positions_of(config), longest_of(config)
     resolved = protocol.resolve(declared, longest)
     most = None if declared is None else max(declared, longest or 0)
-    tokenizer = _tokenizer(corpus, places[0])
+    loaded = _tokenizer(corpus, places[0])
     prefix, template, ends, positions = None, None, frozenset[int](), None
     if resolved.is_of_requests:
-        prefix = prefix_of(places[0], tokenizer)
+        prefix = prefix_of(places[0], loaded)
     if isinstance(corpus, Conversations):
-        template = chat_template(places, tokenizer, corpus.template)
-        ends = turn_ends(places, tokenizer)
+        template = chat_template(places, loaded, corpus.template)
+        ends = turn_ends(places, loaded)
         positions = most if protocol.context_length is None else None
     planned = cut(
         corpus,
         resolved,
-        tokenizer,
+        loaded,
         prefix=prefix,
         template=template,
         ends=ends,
@@ -74,10 +75,21 @@ def plan_text(
     largest, vocabulary = int(planned.plan.tokens.max()), config.get("vocab_size")
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
-            f"{tokenizer.source}: the text has token id {largest}, and {model} has {vocabulary} "
-            "entries"
+            f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
     return replace(planned, model_vocabulary=vocabulary)
+
+
+def plan_request(request: Request, checkpoint: Checkpoint) -> PlannedText:
+    """The plan of a request whose names are resolved, by the config of its model's open checkpoint.
+    Raises what `plan_text` raises."""
+    return plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.model,
+        tokenizer=request.tokenizer,
+        config=checkpoint.text_config,
+    )
 
 
 def _check_lengths(plan: Plan, most: int, model: str) -> None:

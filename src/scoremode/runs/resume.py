@@ -131,19 +131,15 @@ def check_earlier(context: RunContext, folder: RunFolder, document: dict[str, An
     Raises RunFolderError, also for a record that is not of this text and plan.
     """
     check_identity(folder.path / RECORD, document)
-    made = context.planned.to_json(context.request.corpus)
-    for section in ("protocol", "plan"):
-        # Two names of one procedure are one.
-        theirs, ours = ({**r[section], "name": None} for r in (document, made))
-        if differing := first_difference(section, theirs, ours):
-            field, value, own = differing
-            raise RunFolderError(
-                f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
-            )
     schedule, shard = Schedule(**document["schedule"]), context.request.shard
+    made = context.planned.to_json(context.request.corpus)
+    sections = {name: made[name] for name in ("protocol", "plan")}
     if shard is not None:
-        section = shard_section(shard, schedule, context.plan)
-        if differing := first_difference("shard", document.get("shard"), section):
+        sections["shard"] = shard_section(shard, schedule, context.plan)
+    for name, ours in sections.items():
+        theirs = document.get(name) or {}
+        # Two names of one procedure are one.
+        if differing := first_difference(name, {**theirs, "name": None}, {**ours, "name": None}):
             field, value, own = differing
             raise RunFolderError(
                 f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"

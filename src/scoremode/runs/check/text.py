@@ -280,7 +280,7 @@ def _audit_chats(
     bad = made["bad"]
     for ours, theirs in names.items():
         bad = [line.replace(ours, theirs) for line in bad]
-    for name, value in (made | {"bad": bad}).items():
+    for name, value in {**made, "bad": bad}.items():
         if name in ("template", "ends"):
             continue
         if name in document:

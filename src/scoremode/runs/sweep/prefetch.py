@@ -14,7 +14,7 @@ from scoremode.errors import line_of
 from scoremode.lib.tasks import Task
 from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
-from scoremode.runs.planning import plan_text
+from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request
 from scoremode.text.corpus_plan import PlannedText
 
@@ -60,13 +60,7 @@ class Prepared:
 
 def _planned(request: Request, checkpoint: Checkpoint) -> PlannedText | str:
     try:
-        planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            config=checkpoint.text_config,
-        )
+        planned = plan_request(request, checkpoint)
         if request.token_text:
             check_texts(planned.tokenizer)
     # Not hidden: it is this model's result under this text, and the others go on.

@@ -24,7 +24,7 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import drop_beginnings
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.measure import measure_apart
-from scoremode.runs.planning import plan_text
+from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.sweep.bases import Bases, check_against, folder_of_base
 from scoremode.runs.sweep.manifest import Board, Outcome, SweepRequest, Tell, held
@@ -161,13 +161,7 @@ def capture_apart(requests: Sequence[Request], stage: Stage) -> list[Path]:
     files = resolve_model(requests[0].model, requests[0].revision)
     for request in (replace(each, model=files) for each in requests):
         checkpoint = open_checkpoint(files, code=request.options.trust_remote_code)
-        planned = plan_text(
-            request.corpus,
-            request.protocol,
-            model=request.model,
-            tokenizer=request.tokenizer,
-            config=checkpoint.text_config,
-        )
+        planned = plan_request(request, checkpoint)
         output = folder_of_base(request.output, checkpoint, planned, request)
         folders.append(_measured("the base", replace(request, output=output), stage).folder)
     return folders
