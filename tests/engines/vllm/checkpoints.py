@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import Variant, quantize_folder
 
-FORMATS = ("dense", "W4A16", "W8A8", "FP8")
+QUANTIZED = ("W4A16", "W8A8", "FP8")
+FORMATS = ("dense", *QUANTIZED)
 # Of two ranks, each has 96 of 192 inputs and 256 of 512: groups of 32 are whole in all of them.
 _GROUP = 32
 _ACTIVATIONS = {"strategy": "token", "dynamic": True, "symmetric": True, "num_bits": 8}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines.vllm.checkpoints import FORMATS
+from engines.vllm.checkpoints import FORMATS, QUANTIZED
 from engines.vllm.dtypes import SERVED
 from engines.vllm.references import LLAMA_CPP
 from numpy.typing import NDArray
@@ -122,7 +122,6 @@ def _both(form: str = "dense", environment: dict[str, str] | None = None, **more
 
 # Too slow for every time: `make test-vllm-all`.
 _MATRIX: dict[str, dict[str, Start]] = {
-    **{form: _both(form) for form in FORMATS if form not in ("dense", "W4A16")},
     **{f"{form}, two ranks": _both(form, TWO_RANKS, tensor_parallel_size=2) for form in FORMATS},
     **{
         f"{form}, two stages": {
@@ -130,6 +129,7 @@ _MATRIX: dict[str, dict[str, Start]] = {
         }
         for form in ("dense", "W4A16")
     },
+    "float32, two ranks on Ray": {"ours": _on_ray(dtype="float32", tensor_parallel_size=2)},
     "dense, two stages on Ray": {"ours": _on_ray(pipeline_parallel_size=2)},
     "float32, chunked": {"ours": _ours(dtype="float32", max_num_batched_tokens=96, max_num_seqs=4)},
     "measured, two ranks": {
@@ -160,7 +160,6 @@ _USUAL: dict[str, dict[str, Start]] = {
         ),
         "cached": _ours(dtype="float32", enable_prefix_caching=True),
     },
-    "float32, two ranks on Ray": {"ours": _on_ray(dtype="float32", tensor_parallel_size=2)},
     "measured": {
         "base": _measured(
             "dense",
@@ -180,7 +179,13 @@ _USUAL: dict[str, dict[str, Start]] = {
         "float32 head": replace(_ours(head_dtype="float32"), calls=("windows", "bf16 against")),
         "float8 cache": replace(_ours(kv_cache_dtype="fp8_e5m2"), calls=("windows",)),
     },
-    "W4A16": _both("W4A16"),
+    "quantized": {
+        **{f"{form} stock": _stock(form) for form in QUANTIZED},
+        **{
+            form: replace(_ours(form), calls=("windows", "short", "mixed", "mixed targets"))
+            for form in QUANTIZED
+        },
+    },
     "refused": {
         "no plugins": Start(environment={"VLLM_PLUGINS": ""}),
         "other plugins": Start(environment={"VLLM_PLUGINS": "other,another"}),
@@ -205,6 +210,10 @@ _USUAL: dict[str, dict[str, Start]] = {
     },
 }
 PROCESSES = _USUAL | _MATRIX
+# The plugin and vLLM's own path on one rank, by form: process, start.
+BOTH = {"dense": (("dense", "ours"), ("dense", "stock"))} | {
+    form: (("quantized", form), ("quantized", f"{form} stock")) for form in QUANTIZED
+}
 MATRIX = frozenset(_MATRIX)
 
 

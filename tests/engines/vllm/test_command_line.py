@@ -34,13 +34,9 @@ def command(engines, demo) -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def long_text(engines, demo) -> list[str]:
-    """Many passes, so that a run can be met in the middle."""
-    file = engines.folder / "long.txt"
-    with engines.once("long text") as is_first:
-        if is_first:
-            file.write_text((demo / "heldout.txt").read_text() * 2)
-    return ["-f", str(file), "-c", "512", "--protocol", "disjoint"]
+def long_text(demo) -> list[str]:
+    """Several passes, so that a run can be met in the middle."""
+    return ["-f", str(demo / "heldout.txt"), "-c", "512", "--protocol", "disjoint"]
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +70,7 @@ def wait_for_part(folder: Path, program: Program) -> None:
 
 def same_bits(one: Path, other: Path) -> bool:
     columns = [read_scores(folder).columns() for folder in (one, other)]
-    assert len(columns[0]["logprob"]) > 40_000
+    assert len(columns[0]["logprob"]) > 20_000
     return all(columns[0][n].tobytes() == columns[1][n].tobytes() for n in columns[0])
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engines.vllm.processes import processes
+from engines.vllm.processes import BOTH, processes
 
 KERNELS = {
     "dense": {"UnquantizedLinearMethod": 12},
@@ -10,7 +10,7 @@ KERNELS = {
     "W8A8": {"CompressedTensorsW8A8Int8: CPUInt8ScaledMMLinearKernel": 12},
     "FP8": {"CompressedTensorsW8A8Fp8: ChannelWiseTorchFP8ScaledMMLinearKernel": 12},
 }
-FORMS = processes(*KERNELS)
+FORMS = pytest.mark.parametrize("form", KERNELS)
 
 
 def agree(ours, stock) -> None:
@@ -25,18 +25,20 @@ def agree(ours, stock) -> None:
 
 
 @FORMS
-def test_values_are_those_of_prompt_logprobs(process, ran):
-    agree(ran(process), ran(process, "stock"))
+def test_values_are_those_of_prompt_logprobs(form, ran):
+    ours, stock = BOTH[form]
+    agree(ran(*ours), ran(*stock))
 
 
 @FORMS
-def test_the_quantized_kernels_ran(process, ran):
-    describe = ran(process).facts["describe"]
-    assert describe["linear"] == KERNELS[process]
-    assert describe["quantization"] == (None if process == "dense" else "compressed-tensors")
+def test_the_quantized_kernels_ran(form, ran):
+    ours = ran(*BOTH[form][0])
+    describe = ours.facts["describe"]
+    assert describe["linear"] == KERNELS[form]
+    assert describe["quantization"] == (None if form == "dense" else "compressed-tensors")
     # Else each test would be that of the dense one. bf16 rounding alone is 0.012 rms.
-    apart = ran(process).column("windows") - ran("dense").column("windows")
-    assert process == "dense" or apart.std() > 0.02
+    apart = ours.column("windows") - ran("dense").column("windows")
+    assert form == "dense" or apart.std() > 0.02
 
 
 @processes(*(f"{form}, two ranks" for form in ("float32", *KERNELS)))
@@ -56,7 +58,7 @@ def test_two_stages(form, ran):
     ours = ran(f"{form}, two stages")
     assert ours.facts["describe"]["pipeline_parallel_size"] == 2
     for call in ("windows", "mixed", "mixed targets"):
-        difference = ours.column(call) - ran(form).column(call)
+        difference = ours.column(call) - ran(*BOTH[form][0]).column(call)
         assert np.abs(difference).max() < 0.25 and abs(difference.mean()) < 1e-3
 
 

@@ -58,32 +58,50 @@ def test_the_identity_names_vllm_and_what_it_is_given(demo, monkeypatch):
     }
 
 
+_DRAWN = ("--samples-per-prompt", "4", "--max-new-tokens", "16")
+_FLAGS = {
+    "greedy": ("--temperature", "0", "--max-new-tokens", "24"),
+    "drawn": _DRAWN,
+    "again": _DRAWN,
+}
+# Commands of one process, each of whose stdout is a file.
+_COMMANDS = """
+import contextlib, json, sys
+from scoremode.cli.main import main
+for out, arguments in json.loads(sys.argv[1]):
+    with open(f"{out}.stdout", "w") as stdout, contextlib.redirect_stdout(stdout):
+        assert main(["generate", *arguments, "-o", out, "--json"]) == 0
+"""
+
+
 @pytest.fixture(scope="session")
 def generated(engines, demo):
-    """The rows and the record of two starts: greedy, and at temperature 1."""
+    """The rows and the record of one of `_FLAGS`."""
 
-    def make(name: str, *flags: str) -> tuple[list[dict], dict]:
+    def make(name: str) -> tuple[list[dict], dict]:
         folder: Path = engines.folder / "generated"
-        out = folder / f"{name}.jsonl"
-        with engines.once(f"generated {name}") as is_first:
+        names = ("again",) if name == "again" else ("greedy", "drawn")
+        with engines.once(f"generated {names[0]}") as is_first:
             if is_first:
                 folder.mkdir(exist_ok=True)
                 (folder / "t.jinja").write_text(TEMPLATE)
                 (folder / "p.txt").write_text("\n".join(PROMPTS))
-                command = ["-m", "scoremode", "generate", str(demo / "model"), "--engine", "vllm"]
-                files = ["--prompts", str(folder / "p.txt"), "-o", str(out)]
+                files = ["--prompts", str(folder / "p.txt"), "--engine", "vllm"]
                 template = ["--chat-template", str(folder / "t.jinja"), "--dtype", "float32"]
-                code, stdout, err = engines.run([*command, *files, *template, *flags, "--json"])
+                asked = [str(demo / "model"), *files, *template]
+                commands = [(f"{folder / n}.jsonl", [*asked, *_FLAGS[n]]) for n in names]
+                code, _, err = engines.run(["-c", _COMMANDS, json.dumps(commands)])
                 assert code == 0, err
-                assert json.loads(stdout) == json.loads((folder / f"{name}.jsonl.json").read_text())
-        rows = [json.loads(line) for line in out.read_text().splitlines()]
-        return rows, json.loads((folder / f"{name}.jsonl.json").read_text())
+        out = folder / f"{name}.jsonl"
+        record = json.loads(Path(f"{out}.json").read_text())
+        assert json.loads(Path(f"{out}.stdout").read_text()) == record
+        return [json.loads(line) for line in out.read_text().splitlines()], record
 
     return make
 
 
 def test_greedy_replies_are_transformers(generated, demo, encode):
-    rows, record = generated("greedy", "--temperature", "0", "--max-new-tokens", "24")
+    rows, record = generated("greedy")
     checkpoint = open_checkpoint(str(demo / "model"))
     ends = frozenset({1})
     torch = TorchSampling("cpu", "float32").open(checkpoint, 300, Sampling(24, 0.0), ends)
@@ -105,11 +123,8 @@ def ids_of(encode, text: str) -> list[int]:
     return found if found[:1] == [0] else [0, *found]
 
 
-_DRAWN = ("--samples-per-prompt", "4", "--max-new-tokens", "16")
-
-
 def test_each_reply_has_its_own_seed(generated):
-    rows, record = generated("drawn", *_DRAWN)
+    rows, record = generated("drawn")
     assert record["counts"]["replies"] == 12 == record["counts"]["written"]
     seeds = [row["generated"]["seed"] for row in rows]
     assert seeds == [seed_of(0, p, k) for p in range(3) for k in range(4)]
@@ -120,4 +135,4 @@ def test_each_reply_has_its_own_seed(generated):
 @pytest.mark.large
 def test_the_same_seeds_draw_the_same_replies(generated):
     """On one machine and in one batch."""
-    assert generated("again", *_DRAWN)[0] == generated("drawn", *_DRAWN)[0]
+    assert generated("again")[0] == generated("drawn")[0]
