@@ -96,7 +96,13 @@ def verify(
     if "vllm" in request.engines and find_spec("vllm") is None:
         raise EngineError("vllm: is not installed: pip install 'scoremode[vllm]'")
     tell("plan", "")
-    planned = plan_text(request.corpus, request.protocol, model=files, tokenizer=request.tokenizer)
+    planned = plan_text(
+        request.corpus,
+        request.protocol,
+        model=files,
+        tokenizer=request.tokenizer,
+        config=checkpoint.text_config,
+    )
     sample = planned.plan.sample(request.windows, request.seed)
     if sample.scored < MIN_TARGETS:
         raise UsageError(

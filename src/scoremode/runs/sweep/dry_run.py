@@ -7,6 +7,7 @@ and by the options that are given.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from scoremode.results.record.checks import check_record
 from scoremode.results.record.definition import Done, Record
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
-from scoremode.runs.planning import plan_text
+from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request
 from scoremode.runs.sweep.manifest import SweepRequest, titles
 from scoremode.runs.sweep.sweep import all_models
@@ -131,7 +132,7 @@ def _foreseen(
 ) -> dict[str, Any]:
     """The state of one run, and its seconds by the rate of earlier ones."""
     try:
-        planned = plan_text(pair.corpus, pair.protocol, model=files, tokenizer=pair.tokenizer)
+        planned = plan_request(replace(pair, model=files), checkpoint)
     # Not hidden: the row has the line.
     except Exception as error:  # noqa: BLE001
         return {"state": "failed", "error": line_of(error)}
