@@ -58,7 +58,9 @@ def test_a_second_text_of_a_kind_is_refused_and_files_are_one_text(tmp_path):
 
 
 def test_the_help_names_every_preset():
-    assert Protocol.protocol.help.replace(" (default)", "").split(", ") == list(PRESETS)
+    assert Protocol.protocol.help.replace(" (default)", "").removeprefix(
+        "use this protocol: "
+    ).split(", ") == list(PRESETS)
 
 
 def test_flags_override_the_preset_and_a_kept_protocol_unless_one_is_named():

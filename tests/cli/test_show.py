@@ -89,7 +89,7 @@ def test_the_worst_tokens_of_a_finished_run(folder, capsys):
     # More than the record has are found in the scores; its tokenizer isn't here.
     code, out, err = run(capsys, folder, "--worst", "25", "--json")
     found = json.loads(out)["worst"]
-    assert code == 0 and "token ids and no text: models/one: is not there" in err
+    assert code == 0 and "showing token ids without text: models/one: doesn't exist" in err
     assert len(found) == 25 and found[:10] == record["worst"]
     kld = np.sort(read_scores(folder_path(folder)).against.kld)[::-1]  # pyright: ignore[reportOptionalMemberAccess]
     assert [fact["kld"] for fact in found] == list(kld[:25])

@@ -100,9 +100,9 @@ conversations = "org/chats"
         ({"model": "q"}, "has model, which is none of base, models"),
         ({"models": []}, "has no models"),
         ({"models": [1]}, "has no models"),
-        ({"models": ["--json"]}, "'--json', which is no model's name"),
+        ({"models": ["--json"]}, "'--json', which isn't a model's name"),
         ({"base": ""}, "''"),
-        ({"base": ["a", "b"]}, "a is no kept reference"),
+        ({"base": ["a", "b"]}, "a isn't a kept reference"),
         ({"base": ["a", "b"], "texts": ["x"]}, "several bases"),
         ({"flags": {"reference": "x"}}, "its flags have reference"),
         ({"flags": {"output-path": "x"}}, "its flags have output-path"),
@@ -111,10 +111,10 @@ conversations = "org/chats"
         ({"flags": {"file": "x"}, "texts": ["y"]}, "its flags have file"),
         ({"flags": {"limit": 1}, "protocols": ["gptq"]}, "its flags have limit"),
         ({"flags": {"device": {"a": 1}}}, "its flags have device = "),
-        ({"flags": 3}, "its flags are no table"),
+        ({"flags": 3}, "its flags aren't a table"),
         ({"texts": [{"protocol": "gptq"}]}, "its texts have protocol"),
         ({"protocols": [{"dtype": "float32"}]}, "its protocols have dtype"),
-        ({"texts": 3}, "its texts are no list"),
+        ({"texts": 3}, "its texts aren't a list"),
     ],
 )
 def test_what_is_no_part_of_a_sweep_is_refused_by_its_name(change, words):
@@ -198,7 +198,7 @@ def test_a_file_writes_into_its_own_folder_alone(name, tmp_path):
         (b"flags.a = " + b"{a=" * 300 + b"1" + b"}" * 300, ": "),
         (b"#" * ((1 << 17) + 1), "more than 131,072 bytes"),
         (b'base = "b"\nmodels = "q"\nflags.seed = 0x' + b"f" * 5000, ": Exceeds the limit"),
-        (b'base = "b"\nmodels = "a\\u0000"', "is no model's name"),
+        (b'base = "b"\nmodels = "a\\u0000"', "isn't a model's name"),
         (b'base = "b"\nmodels = "q"\nflags.device = "a\\u0000"', "which no flag takes"),
     ],
 )

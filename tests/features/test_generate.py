@@ -67,7 +67,7 @@ def test_the_system_speaks_first_and_temperature_0_is_greedy(asked, capsys, tmp_
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (["-o", "c.txt"], 2, "-o c.txt: what is written are JSON lines: call it .jsonl"),
+        (["-o", "c.txt"], 2, "-o c.txt: the output is JSON Lines: name it .jsonl"),
         ([], 2, "no file to write to: give -o chats.jsonl"),
         (["-o", "c.jsonl", "--temperature", "-1"], 2, "--temperature -1.0: must be at least 0"),
         (["-o", "c.jsonl", "--seed", "-1"], 2, "--seed -1: must be at least 0"),

@@ -144,5 +144,5 @@ def test_what_can_not_be_mixed_is_refused_in_a_line(models, demo, text, capsys, 
         code, _, err = run(capsys, "kld", w4, *base, *more)
         assert code in (1, 2) and words in err and err.count("\n") == 1
     code, _, err = run(capsys, "kld", w4, w8, *base, "--swap", f"layers.1={w8}")
-    assert code == 2 and "is of one MODEL" in err
+    assert code == 2 and "takes one MODEL" in err
     assert not list((tmp_path / "runs").glob("*/record.json"))

@@ -239,7 +239,7 @@ def test_a_sweeps_file_has_no_shard(demo, capsys, tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(f"base = '{demo}/model'\nmodels = ['{demo}/model']\n[flags]\nshard = '1/2'\n")
     code, _, err = run(capsys, "sweep", str(file))
-    assert code == 2 and "its flags have shard, which is no flag of a sweep's flags" in err
+    assert code == 2 and "its flags have shard, which isn't a flag of a sweep's flags" in err
 
 
 def test_more_shards_than_passes_are_a_line_that_says_how_many_there_are(short, capsys):

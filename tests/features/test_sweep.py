@@ -62,7 +62,7 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     assert {row["model"] for row in rows} == {"model", *names}
     assert len([r for _, r in find_runs(tmp_path) if "reference" in r]) == 2
     code, out, err = run(capsys, "kld", *models, *flags, "--llama-cpp-block")
-    assert code == 2 and "--llama-cpp-block: is for one MODEL" in err
+    assert code == 2 and "--llama-cpp-block: takes one MODEL" in err
 
 
 def test_a_file_says_it_all_and_a_look_ahead_runs_nothing(folder, names, capsys):

@@ -29,7 +29,7 @@ def test_without_the_extra_it_says_what_to_install(demo, monkeypatch, capsys):
         (["--tasks", "a", "--num-fewshot", "-1"], "--num-fewshot -1: must be at least 0"),
         (["--tasks", "a", "--limit", "2.5"], "--limit 2.5: must be a number of questions"),
         (["--tasks", "a", "--limit", "0"], "--limit 0: must be a number of questions"),
-        (["--tasks", "a", "--include-path", "no-such-folder"], "no-such-folder: is no folder"),
+        (["--tasks", "a", "--include-path", "no-such-folder"], "no-such-folder: isn't a folder"),
     ],
 )
 def test_a_flag_that_means_nothing_is_refused(flags, said, demo, monkeypatch, capsys):

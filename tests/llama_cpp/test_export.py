@@ -269,7 +269,7 @@ class TestCommandLine:
             (["--export-llama-cpp", "F", "--protocol", "llama.cpp", "--stride", "32", "-o", "runs"],
              "protocol llama.cpp+stride=32"),
             (["--export-llama-cpp", "no/F", "--protocol", "llama.cpp", "-o", "runs"],
-             "--export-llama-cpp no/F: is in no folder"),
+             "--export-llama-cpp no/F: its folder doesn't exist"),
             (["--protocol", "llama.cpp"], "no folder to write to: give -o DIR"),
         ],
         ids=str,

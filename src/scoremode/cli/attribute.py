@@ -39,7 +39,10 @@ class _Parts(Against, group=MOST_USED):
         choices=("layer", "module", "kind"),
         default="layer",
     )
-    alone = Switch("skip what needs the model's own states, in half the time", switch=True)
+    alone = Switch(
+        "skip the measurements that need the model's own hidden states, which halves the time",
+        switch=True,
+    )
     windows = _Windows(f"score only the first N windows of the text (default: {_WINDOWS})", "N")
 
 
@@ -47,8 +50,8 @@ class _Recipe(
     Flags,
     group=Group(
         "recipe",
-        "Choose each part's format from several quants of BASE and BASE itself: the least "
-        "predicted KLD within a size, then measured.",
+        "Choose each part's format among several quants of BASE and BASE itself, for the "
+        "lowest predicted KLD within a budget, and measure the result.",
     ),
 ):
     budget: Flag[float | None, float | None] = Flag(

@@ -53,7 +53,7 @@ class _Again(Flags, group=Group("second run")):
 
 class _Places(
     Flags,
-    group=Group("locations", "where files are on this machine; by default where the record says"),
+    group=Group("locations", "local copies of the run's files; default: the paths in the record"),
 ):
     model: Place = Flag(
         "find the model in this folder or .gguf file (default: --against's)", "PATH"
@@ -71,7 +71,8 @@ class _Places(
         default=[],
     )
     fetch: Switch = Flag(
-        "download from the hub what the run took from there: data set, model, base", switch=True
+        "download the data set, model and base from the hub if the run took them from there",
+        switch=True,
     )
 
 
@@ -79,12 +80,12 @@ class Check(Runs, _Again, _Places, Command):
     called = "check"
     summary = "audit a published run: every number, hash and token id that can be recomputed"
     about = (
-        "Recomputes every number of a run from its scores, and every hash of what can be reached: "
-        "the text, the tokenizer, the model's files, the base. Reports what held, what could not "
-        "be checked and why, and everything that is wrong. Exit code 0: all that could be checked "
-        "holds; 3: something is wrong."
+        "Recomputes every number of a run from its scores, and every hash of what can be "
+        "reached: the text, the tokenizer, the model's files, the base. Reports what holds, "
+        "what could not be checked and why, and everything that is wrong. Exit code 0: "
+        "everything that could be checked holds; 3: something is wrong."
     )
-    verbose = Switch("print a line for each check that held", switch=True, also=("-v",))
+    verbose = Switch("print a line for each check that holds", switch=True, also=("-v",))
     form = Form("all findings")
     quiet = Switch("print neither progress nor findings", switch=True)
 
@@ -119,7 +120,9 @@ class _Sample(Flags, group=MOST_USED):
         "NAMES",
         default="torch",
     )
-    windows: Flag[int, int] = Flag("draw N windows (default: 8)", "N", read=whole, default=8)
+    windows: Flag[int, int] = Flag(
+        "score N randomly drawn windows (default: 8)", "N", read=whole, default=8
+    )
     seed: Flag[int, int] = Flag(
         "draw the windows with this seed (default: 0)", "S", read=whole, default=0
     )

@@ -52,8 +52,8 @@ class Card(Runs, Command):
         read=Path,
     )
     repo: Name = Flag(
-        "with --write: name the hub model that DIR belongs to; the runs' records are written, "
-        "too, and results name their address as the source",
+        "with --write: name the hub model that DIR belongs to, to write the runs' records "
+        "too, and to link results to them",
         "REPO",
     )
     push: Name = Flag(

@@ -23,9 +23,9 @@ class Demo(Command):
     called = "demo"
     summary = "measure a tiny model and its quantized variants"
     about = (
-        "Quantizes a tiny trained Llama in thirteen formats and measures the perplexity of all of "
-        "them, and how far their predictions are from the dense model's, on text that it was not "
-        "trained on. Needs no network and no GPU."
+        "Quantizes a tiny trained Llama in thirteen formats, and measures each one's "
+        "perplexity and KL divergence from the dense model on held-out text. Needs no network "
+        "and no GPU."
     )
     output: PathName = Flag(
         "keep the models and the records in DIR (default: keep nothing)",

@@ -39,7 +39,7 @@ class _Run(Flags):
         switch=True,
     )
     confident: Flag[float | str | None, float | None] = Flag(
-        "count flips where the base gave its top token more than probability P (default: the "
+        "count flips where the base gave its top token a probability above P (default: the "
         "record's)",
         "P",
         read=probability_of,
@@ -50,8 +50,8 @@ class Show(_Run, Table, Gates, Command):
     called = "show"
     summary = "print a finished run's table"
     about = (
-        "Prints the table of a finished run, and holds it against gates. Reads its record and scores "
-        "only."
+        "Prints the table of a finished run, and checks it against gates. Reads its record "
+        "and scores only."
     )
     verbose = Table.verbose.but(group=None)
     form = Form("the record")
@@ -127,13 +127,13 @@ def _token_table(session: Session, found: "FinishedRun") -> "TokenTable | None":
     try:
         # A name on the hub is not asked for: nothing here needs a network.
         if not Path(source).exists():
-            raise UsageError(f"{source}: is not there")
+            raise UsageError(f"{source}: doesn't exist")
         tokenizer = checkpoint_tokenizer(source)
         if tokenizer.sha256 != found.record.tokenizer.sha256:
-            raise UsageError(f"{source}: is another tokenizer now")
+            raise UsageError(f"{source}: has a different tokenizer now")
         return token_table(tokenizer)
     except ScoremodeError as error:
-        session.screen.line(f"token ids and no text: {error}")
+        session.screen.line(f"showing token ids without text: {error}")
         return None
 
 
@@ -141,9 +141,9 @@ class Compare(Runs, Command):
     called = "compare"
     summary = "rank finished runs and test them against each other"
     about = (
-        "Ranks finished runs of one plan, best first, and tests each against the next: paired, by a "
-        "bootstrap over blocks of the text. Reads records and scores only. Runs of other texts, "
-        "protocols, token ids or softmax widths are refused."
+        "Ranks finished runs of one plan, best first, and tests each against the next: "
+        "paired, by a bootstrap over blocks of the text. Reads records and scores only. Runs "
+        "with different texts, protocols, token ids or softmax widths are refused."
     )
     by: Flag[Literal["kld", "ppl"] | None, Literal["kld", "ppl"] | None] = Flag(
         "rank by this metric (default: KLD if all have one against the same reference)",
@@ -154,7 +154,7 @@ class Compare(Runs, Command):
     )
     form = Form("all of it")
     output: PathName = Flag(
-        "write the ranking to FILE, not to stdout", "FILE", read=Path, also=("-o",)
+        "write the ranking to FILE instead of stdout", "FILE", read=Path, also=("-o",)
     )
 
     def run(self, session: Session) -> int:
@@ -232,10 +232,11 @@ class Report(Runs, Command):
     called = "report"
     summary = "show finished runs on one page with charts"
     about = (
-        "Writes one HTML file that opens from disk and needs no network: the ranking, size against KLD "
-        "and perplexity with the frontier, the KLD's tail, by confidence and position, who differs "
-        "from whom, the worst tokens side by side, and what was measured and how. Runs that can't be "
-        "compared stand in sections of their own. Reads records and scores only."
+        "Writes one HTML file that opens from disk and needs no network: the ranking, size "
+        "against KLD and perplexity with the Pareto frontier, the tail of the KLD, breakdowns "
+        "by confidence and position, tests of all pairs, the worst tokens side by side, and "
+        "each run's setup. Runs that can't be compared get separate sections. Reads records "
+        "and scores only."
     )
     output: Flag[str | Path, Path] = Flag(
         "write the page to FILE (default: report.html)",
@@ -271,9 +272,10 @@ class Status(Runs, Command):
     called = "status"
     summary = "show the progress of runs and their results so far"
     about = (
-        "Prints for each run whether it is running, killed, done or invalid, how many windows are "
-        "done, its rate, the time left, and its numbers so far with their intervals; for a sweep also "
-        "which models are waiting, and which failed. Only reads: running processes are not disturbed."
+        "Prints for each run whether it is running, killed, done or invalid, how many windows "
+        "are done, its rate, the time left, and its numbers so far with their intervals; for "
+        "a sweep also which models are waiting, and which failed. Reads only: running "
+        "processes are not disturbed."
     )
     watch: Flag[float | None, float | None] = Flag(
         f"refresh this often (default: {_EVERY:g}) until nothing is running",
@@ -282,7 +284,7 @@ class Status(Runs, Command):
         nargs="?",
         const=_EVERY,
     )
-    form = Form("all that is known of each run")
+    form = Form("all that is known about each run")
 
     def run(self, session: Session) -> int:
         from scoremode.report.runs import status_document

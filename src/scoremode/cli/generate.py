@@ -34,15 +34,16 @@ __all__ = ["Generate", "generated"]
 _PROMPTS = ("--prompts FILE", "--prompts of the hub")
 _OF_HUB = frozenset({"--prompts of the hub"})
 _SAMPLING = Group(
-    "sampling", "by default the model's own distribution, whatever its generation_config.json says"
+    "sampling", "default: the model's own distribution, ignoring its generation_config.json"
 )
 _TEMPLATE, _ENGINES = Group("chat template"), Group("engines")
 
 
 class _Prompts(Flags, group=MOST_USED):
     prompts = Name(
-        "reply to these prompts: a .jsonl or .parquet file or a data set on the hub, each row a "
-        "chat (a last reply is left out) or a prompt; or a text file with a prompt per line",
+        "reply to these prompts: a .jsonl or .parquet file or a data set on the hub, each row "
+        "a chat (its last reply is dropped) or a prompt; or a text file with a prompt per "
+        "line",
         "PROMPTS",
     )
     num_samples: Number = Flag("use only the first N prompts (default: all)", "N", read=whole)
@@ -55,9 +56,7 @@ class _Replies(Flags, group=Group("prompts")):
     samples_per_prompt: Flag[int, int] = Flag(
         "generate K replies to each prompt (default: 1)", "K", read=whole, default=1
     )
-    system: Name = Flag(
-        "begin with this system message where a prompt has none (default: none)", "TEXT"
-    )
+    system: Name = Flag("add this system message to prompts without one (default: none)", "TEXT")
     dataset_config: Name = Flag(
         "use this configuration of the hub data set", "NAME", sources=_OF_HUB
     )
@@ -113,7 +112,7 @@ class _Engines(Flags, part="engine", group=_ENGINES):
     trust_remote_code: Switch = Engine.trust_remote_code.but(group=_ENGINES)
     device: Name = Engine.device.but(help=f"torch: {Engine.device.help}", group=_ENGINES)
     batch_size: Number = Flag(
-        "torch: generate at most N replies together, to prompts of one length (default: 16)",
+        "torch: generate at most N replies at a time, to prompts of equal length (default: 16)",
         "N",
         read=whole,
         engine="torch",
@@ -134,9 +133,9 @@ class Generate(Named, _Prompts, Model, _Replies, _Sampling, _Engines, Command):
     usage = "scoremode generate BASE --prompts FILE -o chats.jsonl [flags]"
     summary = "generate conversations with a base, to score quants on"
     about = (
-        "Has a base model reply to prompts, by its own chat template, and writes the "
-        "conversations as a data set for --conversations of the other commands, with a record of "
-        "how it was made beside it. Rerun the same command to resume."
+        "Generates a base model's replies to prompts with its own chat template, and writes "
+        "the conversations as a data set for the --conversations of other commands, with a "
+        "record beside it. Rerun the same command to resume."
     )
 
     def run(self, session: Session) -> int:
@@ -155,7 +154,7 @@ def generated(spec: Generate, session: Session) -> dict[str, Any]:
     if spec.output is None:
         raise UsageError("no file to write to: give -o chats.jsonl")
     if spec.output.suffix.lower() not in (".jsonl", ".ndjson"):
-        raise UsageError(f"-o {spec.output}: what is written are JSON lines: call it .jsonl")
+        raise UsageError(f"-o {spec.output}: the output is JSON Lines: name it .jsonl")
     check_least(0, spec, "seed")
     engine = _engine(spec, session)
     prompts = _prompts(spec, spec.prompts, session).limited_to(spec.num_samples)

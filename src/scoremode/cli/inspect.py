@@ -30,8 +30,8 @@ class Inspect(Model, Command):
     called = "inspect"
     summary = "show formats, bits per weight and what would run"
     about = (
-        "Prints what a checkpoint holds and what would run here, from its headers alone: no weights "
-        "are read."
+        "Prints a checkpoint's formats and sizes, and whether it would run here, from its "
+        "headers alone: no weights are read."
     )
     model = Model.model.but(group=Model.revision.group)
     config: Name = Flag(

@@ -121,12 +121,12 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
         prog="scoremode",
         description="Exact perplexity and KL divergence of quantized language models, on the "
         "quantized weights.",
-        epilog="'scoremode COMMAND --help' tells a command's flags.",
+        epilog="Run 'scoremode COMMAND --help' for a command's flags.",
     )
     parser.add_argument(
         "--version",
         action=VersionAction,
-        help="show the version and exit; --version -v: everything that a bug report needs",
+        help="show the version and exit; with -v: the details that a bug report needs",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for command in map(command_class, names):

@@ -74,7 +74,7 @@ class _Several(
 ):
     further_models = Further()
     dry_run = Switch(
-        "show what would run, what is done, sources, bytes and time, without running anything",
+        "list runs to do and runs done, with sources, bytes and time, without running anything",
         switch=True,
         in_sweep=False,
     )
@@ -85,10 +85,11 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
     usage = "scoremode kld MODEL … --reference BASE [flags]"
     summary = "measure the KL divergence of a model from its base"
     about = (
-        "Compares every prediction of a model with its base's: exact KL divergence both ways over "
-        "the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a gate "
-        "was not met. With several models, the base runs once, each model is compared with it, "
-        "and all are ranked; rerun the same command to resume, or to add models."
+        "Compares every prediction of a model with its base's: exact KL divergence in both "
+        "directions over the whole vocabulary, both perplexities and their ratio, all paired. "
+        "Exit code 4: a gate was not met. With several models, the base runs once, each "
+        "model is compared with it, and all are ranked; rerun the same command to resume, or "
+        "to add models."
     )
 
     def request(self, session: Session) -> "Request":
@@ -146,7 +147,7 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
 
         for flag, given in (("--keep-dense", self.keep_dense), ("--swap", self.swap)):
             if given:
-                raise UsageError(f"{flag} {given[0]}: is of one MODEL, and several are given")
+                raise UsageError(f"{flag} {given[0]}: takes one MODEL, and several are given")
         pair = self.request(session)
         request = sweep_of(self, [pair], session)
         if self.dry_run:
@@ -178,8 +179,8 @@ class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only
         read=Path,
     )
     export_nats = Flag[Literal[16, 24] | None, Literal[16, 24] | None](
-        "reach this many nats below each row's largest entry in FILE (default: 16, as llama.cpp; "
-        "24 is ik_llama.cpp's)",
+        "reach this many nats below each row's largest entry in FILE (default: 16, as in "
+        "llama.cpp; 24: as in ik_llama.cpp)",
         read=whole,
         choices=(16, 24),
     )
@@ -221,7 +222,7 @@ class Reference(Named, Kept, _Export, Measurement):
 
             check_exportable(request.protocol)
             if not file.parent.is_dir():
-                raise UsageError(f"--export-llama-cpp {file}: is in no folder")
+                raise UsageError(f"--export-llama-cpp {file}: its folder doesn't exist")
         result = measured(request, session)
         if file is not None:
             self._export(StoredReference(result.folder), file, session)
@@ -241,8 +242,8 @@ class Reference(Named, Kept, _Export, Measurement):
         for name, flag in self.flags.items():
             if name not in allowed and (value := getattr(self, name)) != flag.default:
                 raise UsageError(
-                    f"{flag.spelled} {value}: {folder} is a run already, and its export takes no flag "
-                    "of another"
+                    f"{flag.spelled} {value}: {folder} is a run already, and its export takes no "
+                    "flags of a run"
                 )
         return self.export_llama_cpp
 
@@ -270,8 +271,8 @@ class Plan(Model, Protocol, Seed, Command):
     usage = "scoremode plan MODEL [flags]"
     summary = "show windows and counts, without a model"
     about = (
-        "Prints what a protocol makes of a text: windows, targets, BOS, hashes. Needs a model's config "
-        "and tokenizer, or --tokenizer alone; loads no weights."
+        "Prints how a protocol divides a text: windows, targets, BOS, hashes. Needs a model's "
+        "config and tokenizer, or --tokenizer alone; loads no weights."
     )
     seed = Seed.seed.but(group=Group("sampling"))
     form = Form("the plan", MOST_USED)

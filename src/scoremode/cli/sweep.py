@@ -50,7 +50,9 @@ _MOST_BYTES = 1 << 17
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = rf"(?:^|[{{,])[ \t\[]*(?:{_PART}){{{_MOST_PARTS}}}"
 _CONSENT = Group(
-    "consent", "what FILE can't say, since it may come from somebody else; applies to all models"
+    "consent",
+    "permissions that FILE can't give, since it may come from somebody else; they apply to all "
+    "models",
 )
 
 
@@ -65,7 +67,7 @@ class Sweep(Command):
     )
     file: Flag[str | Path, Path] = Flag("the sweep, as TOML", "FILE", read=Path, positional=True)
     output: PathName = Flag(
-        "write everything to DIR (default: what FILE says, inside its own folder)",
+        "write everything to DIR (default: the folder that FILE names, inside its own)",
         "DIR",
         read=Path,
         spelled="--output-path",
@@ -75,11 +77,11 @@ class Sweep(Command):
         help="run code that comes with the models", group=_CONSENT
     )
     engine_arg: Flag[Sequence[str] | None, list[str]] = Engine.engine_arg.but(
-        help="pass a keyword to vllm.LLM, as with scoremode kld; some of them import code",
+        help="pass a keyword to vllm.LLM, as with scoremode kld; some keywords import code",
         group=_CONSENT,
     )
     dry_run = Switch(
-        "show what would run, what is done, sources, bytes and time, without running anything",
+        "list runs to do and runs done, with sources, bytes and time, without running anything",
         switch=True,
     )
     form = Form("the manifest and the rankings")
@@ -187,7 +189,7 @@ def definitions(
     ]
     flags = spec.get("flags", {})
     if not isinstance(flags, Mapping):
-        raise UsageError("its flags are no table")
+        raise UsageError("its flags aren't a table")
     # A seed may be that of the windows that are drawn, whatever the text.
     taken = (of["text"].keys() - {"seed"} if texts else set()) | (
         of["protocol"].keys() if protocols else set()
@@ -197,7 +199,7 @@ def definitions(
         raise UsageError("has several bases, each kept with its text, and texts as well")
     for base in bases if len(bases) > 1 else ():
         if not (Path(base) / "record.json").is_file():
-            raise UsageError(f"has several bases, of which {base} is no kept reference")
+            raise UsageError(f"has several bases, of which {base} isn't a kept reference")
     named = {"model": models[0], "further_models": models[1:]}
     place = str(spec.get("output", "runs"))
     return [
@@ -224,7 +226,7 @@ def _names(spec: Mapping[str, Any], key: str, folder: Path | None) -> list[str]:
         raise UsageError(f"has no {key}: a model's name, or a list of names")
     for name in names:
         if not name or name.startswith("-") or "\0" in name:
-            raise UsageError(f"its {key} has {name!r}, which is no model's name")
+            raise UsageError(f"its {key} has {name!r}, which isn't a model's name")
     return [_found(name, folder) for name in names]
 
 
@@ -252,7 +254,7 @@ def _list(spec: Mapping[str, Any], key: str) -> list[Any]:
     if isinstance(value, str | Mapping):
         return [value]
     if not isinstance(value, Sequence):
-        raise UsageError(f"its {key} are no list")
+        raise UsageError(f"its {key} aren't a list")
     return list(value)
 
 
@@ -281,7 +283,7 @@ def _section(
                 * (not flag.switch)
             )
         if flag is None or name not in allowed:
-            raise UsageError(f"its {section} have {key}, which is no flag of a sweep's {section}")
+            raise UsageError(f"its {section} have {key}, which isn't a flag of a sweep's {section}")
         if flag.path and folder is not None:
             value = _relative(flag, value, folder)
         _check(section, flag, value)
@@ -318,7 +320,7 @@ def sweep_of(spec: Kld, pairs: "Sequence[Request]", session: Session) -> "SweepR
 
     if spec.llama_cpp_block:
         raise UsageError(
-            "--llama-cpp-block: is for one MODEL; scoremode show prints it of each run"
+            "--llama-cpp-block: takes one MODEL; scoremode show prints it for each run"
         )
     if spec.shard is not None:
         raise UsageError(
@@ -435,7 +437,7 @@ def print_foreseen(request: "SweepRequest", session: Session, form: str, *, quie
     from scoremode.report.runs import foreseen_document
     from scoremode.runs.sweep.dry_run import foresee
 
-    session.screen.stage("looking at what is there")
+    session.screen.stage("looking for finished runs")
     value = foresee(request)
     print_result(session, value, foreseen_document, form, quiet=quiet)
     return 0

@@ -54,7 +54,7 @@ class _Asked(Flags, group=MOST_USED):
     )
 
 
-class _Prompts(Flags, group=Group("prompts", "as the harness defines them")):
+class _Prompts(Flags, group=Group("prompts", "flags with the harness's own names and meanings")):
     include_path: PathName = Flag(
         "add your own tasks, from the YAML files in this folder", "DIR", read=Path
     )
@@ -70,8 +70,8 @@ class _Prompts(Flags, group=Group("prompts", "as the harness defines them")):
         switch=True,
     )
     context_length: Quantity = Protocol.context_length.but(
-        help="give the model at most L tokens at a time; a longer prompt loses its beginning "
-        "(default: the model's number of positions)",
+        help="give the model at most L tokens at a time; longer prompts are truncated at the "
+        "beginning (default: the model's number of positions)",
         group=None,
     )
 
@@ -85,9 +85,9 @@ class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engin
     usage = "scoremode tasks MODEL --tasks NAME[,NAME] [flags]"
     summary = "run tasks of lm-evaluation-harness"
     about = (
-        "Scores the log-likelihoods that tasks of lm-evaluation-harness ask for, in one run, and has "
-        "the harness make its metrics of them; with --reference every answer is paired with a base's. "
-        "It needs the extra scoremode[lm-eval]."
+        "Scores the log-likelihoods that tasks of lm-evaluation-harness ask for, in one run, "
+        "and lets the harness compute its metrics from them; with --reference every answer is "
+        "paired with a base's. Needs the extra scoremode[lm-eval]."
     )
     is_shared = True
 
@@ -125,7 +125,7 @@ class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engin
                 "--no-fewshot-as-multiturn: changes nothing without --apply-chat-template"
             )
         if self.include_path is not None and not self.include_path.is_dir():
-            raise UsageError(f"--include-path {self.include_path}: is no folder")
+            raise UsageError(f"--include-path {self.include_path}: isn't a folder")
         from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
         from scoremode.tasks.chat import ChatPrompts
         from scoremode.tasks.harness import Harness, Prompting

@@ -14,7 +14,7 @@ __all__ = ["Devices", "Dtype", "Engine"]
 
 BOTH_ENGINES = Group(
     "both engines",
-    "flags that don't apply to the chosen engine are ignored if harmless, else refused",
+    "flags that don't apply to the chosen engine are ignored if harmless and refused otherwise",
 )
 TORCH, VLLM = Group("torch engine"), Group("vllm engine")
 _OF_VLLM: dict[str, Any] = {
@@ -41,8 +41,9 @@ class Devices(Flags, part="engine", group=MOST_USED):
         moves_score=True,
     )
     devices = Number(
-        "spread the windows over N GPUs, or over N parts of the CPU's cores, without changing a "
-        "score (torch engine; on several machines: torchrun … -m scoremode … or srun scoremode …)",
+        "spread the windows over N GPUs, or over N groups of CPU cores, without changing a "
+        "score (torch engine; on several machines: torchrun … -m scoremode … or srun "
+        "scoremode …)",
         "N",
         read=whole,
         in_sweep=False,
@@ -52,7 +53,7 @@ class Devices(Flags, part="engine", group=MOST_USED):
 class Engine(Flags, part="engine", group=BOTH_ENGINES):
     dtype: Flag[Dtype, Any] = Flag(
         "compute in this dtype; auto (default): the checkpoint's where the device has "
-        "instructions for it, else float32; a base computes in its model's dtype",
+        "instructions for it, else float32; a base uses its model's dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         moves_score=True,
@@ -68,8 +69,8 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
     kv_cache: Name = Flag(
         "keep keys and values as computed (none, the default), round them to the checkpoint's "
         "kv_cache_scheme (as-declared, which vllm always does), or to a format: fp8_e4m3, "
-        "fp8_e5m2, int8, int4-g32, q8_0, q4_0, nvfp4 … or k=int8,v=int4-g32; a base's are not "
-        "rounded (see docs/kv-cache.md)",
+        "fp8_e5m2, int8, int4-g32, q8_0, q4_0, nvfp4 … or k=int8,v=int4-g32; a base's are "
+        "never rounded (see docs/kv-cache.md)",
         "FORMAT",
         read=cache_of,
         moves_score=True,
@@ -85,8 +86,8 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "chooses",
     )
     max_memory: Quantity = Flag(
-        "stay within this much memory, such as 10GiB: on a GPU for all of a run, on a CPU for its "
-        "hidden states",
+        "use at most this much memory, such as 10GiB: on a GPU for the whole run, on a CPU "
+        "for its hidden states",
         "SIZE",
         read=bytes_of,
         group=TORCH,
@@ -104,8 +105,9 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         refusal="is for --engine torch; use --max-num-batched-tokens",
     )
     placement: Flag[Literal["auto", "device", "host", "disk"], Any] = Flag(
-        "keep a GPU's packed weights in its own memory, in pinned host memory, or in the files, "
-        "to be read in every pass; auto (default): the first with room",
+        "keep packed weights in the GPU's memory (device), in pinned host memory (host), or "
+        "in their files, which each pass reads again (disk); auto (default): the first with "
+        "room",
         choices=("auto", "device", "host", "disk"),
         default="auto",
         group=TORCH,

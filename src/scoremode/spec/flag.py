@@ -282,7 +282,7 @@ class Flags:
                 raise argparse.ArgumentTypeError(f"the following arguments are required: {names}")
         except argparse.ArgumentTypeError as error:
             raise UsageError(
-                f"{error} ('scoremode {self.called} --help' tells the flags)"
+                f"{error} ('scoremode {self.called} --help' lists the flags)"
             ) from None
         self.__dict__.update(values, given=given)
         check_utf8(self.words())
@@ -345,7 +345,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ('{self.prog} --help' tells the flags)")
+        raise UsageError(f"{message} ('{self.prog} --help' lists the flags)")
 
 
 class Once(argparse.Action):

@@ -32,10 +32,10 @@ __all__ = [
 MODEL, COMPARISON = Group("model"), Group("comparison")
 MIXTURE = Group(
     "mixture",
-    "Replace modules of MODEL by another checkpoint's, in memory; no checkpoint is written. A "
-    "PATTERN is a module's name, or a glob that may start after any dot and covers everything "
-    "inside (layers.0, 'layers.*.mlp'), or a regular expression anchored at the name's start "
-    "(re:.*down_proj).",
+    "Replace modules of MODEL with another checkpoint's, in memory; no checkpoint is written. "
+    "A PATTERN is a module's name, or a glob that may start after any dot and covers "
+    "everything inside (layers.0, 'layers.*.mlp'), or a regular expression anchored at the "
+    "name's start (re:.*down_proj).",
 )
 GATES = Group(f"gates (exit code {GateNotMet.exit_code} if one is not met)")
 FORMS = ("table", "markdown", "csv", "json")
@@ -122,8 +122,8 @@ class Model(Flags, part="model", group=MODEL):
 
 class Against(Flags, part="comparison"):
     reference: Place = Flag(
-        "compare with this base: what scoremode reference kept, a model (folder, .gguf file or hub id) "
-        "to run alongside, or a llama.cpp file of logits",
+        "compare with this base: a folder from scoremode reference, a model (folder, .gguf "
+        "file or hub id) to run alongside, or a llama.cpp logits file",
         "BASE",
         required=True,
         group=MOST_USED,
@@ -179,8 +179,8 @@ class Sharding(
     ),
 ):
     shard: Name = Flag(
-        "score only shard i of N, with i from 1 to N: the same scores as a single process's, and "
-        "no metrics until all N are merged (ppl and kld of one model)",
+        "score only shard i of N (i from 1 to N): scores are the same as in one process, and "
+        "there are no metrics until all N are merged (ppl and kld with one model)",
         "i/N",
         read=shard_of,
         in_sweep=False,
@@ -199,7 +199,8 @@ class Gates(Flags, part="output", group=GATES):
         "fail if PPL / base PPL exceeds R", "R", read=ratio_of
     )
     min_top1: Flag[float | str | None, Limit | None] = Flag(
-        "fail if the share of targets with the same top-1 is below SHARE, such as 0.9 or 90%%",
+        "fail if the share of targets with the same top-1 token is below SHARE, such as 0.9 "
+        "or 90%%",
         "SHARE",
         read=share_of,
     )
@@ -243,8 +244,8 @@ class Comparison(Flags, part="comparison", group=COMPARISON):
         moves_score=True,
     )
     confident: Flag[float | str, float] = Flag(
-        "report separately the share of targets where the model's top token differs although the "
-        "base gave its own more than probability P (default: 0.9)",
+        "report separately the share of targets where the model's top token differs and the "
+        "base gave its own a probability above P (default: 0.9)",
         "P",
         read=probability_of,
         default=0.9,

@@ -40,12 +40,12 @@ __all__ = [
 Values = Flag[Mapping[str, Any] | str | None, dict[str, Any] | None]
 Day: TypeAlias = "Flag[datetime.date | str | None, datetime.date | None]"
 TEXT = Group("text", "default: WikiText-2's test split, from the hub")
-CONVERSATIONS = Group("conversations", "how chats are scored")
+CONVERSATIONS = Group("conversations", "scored turns, long chats and the chat template")
 PROTOCOL = Group(
     "protocol", "overriding a preset changes the protocol's recorded name, such as exl3+stride=1024"
 )
 STOPPING = Group(
-    "early stopping", "windows are scored in random order, so the finished ones are a fair sample"
+    "early stopping", "windows are scored in random order, so those finished are a random sample"
 )
 
 # Sources of a text; flags that change nothing with the one that is named are refused.
@@ -101,9 +101,8 @@ class Text(Flags, part="text", group=TEXT):
         group=MOST_USED,
     )
     conversations: Place = Flag(
-        "score chats of a .jsonl or .parquet file or of the hub: messages, ShareGPT's "
-        "conversations, or prompt and completion; by the model's chat template, under the "
-        "protocol chat",
+        "score chats from a .jsonl or .parquet file or the hub (messages, ShareGPT's conversations, "
+        "or prompt and completion) by the model's chat template, under protocol chat",
         "CHATS",
         once=True,
         path="file or hub",
@@ -164,8 +163,8 @@ class Text(Flags, part="text", group=TEXT):
         group=CONVERSATIONS,
     )
     long: Flag[Literal["truncate", "split", "skip"] | None, str | None] = Flag(
-        "for conversations longer than the context: truncate (keep the beginning), split (into "
-        "windows that overlap by half) or skip (default: truncate)",
+        "truncate conversations longer than the context (keep the beginning), split them "
+        "(into windows that overlap by half) or skip them (default: truncate)",
         choices=("truncate", "split", "skip"),
         part="protocol",
         sources=_CHATS,
@@ -187,14 +186,14 @@ class Text(Flags, part="text", group=TEXT):
         group=CONVERSATIONS,
     )
     chat_date: Day = Flag(
-        "give this date to chat templates that ask for today's (default: 2025-01-01)",
+        "pass this date to chat templates that ask for today's date (default: 2025-01-01)",
         "DATE",
         read=date_of,
         sources=_CHATS,
         group=CONVERSATIONS,
     )
     skip_bad_rows: Number = Flag(
-        "skip, and list, up to N rows that are no conversation, that the template rejects, or "
+        "skip and list up to N rows that aren't conversations, that the template rejects, or "
         "that have nothing to score (default: 0)",
         "N",
         read=whole,
@@ -207,8 +206,9 @@ class Protocol(Text, part="protocol", group=PROTOCOL):
     """A text under a protocol."""
 
     protocol: Name = Flag(
-        "score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, exl3-qbench, "
-        "gptq, llama.cpp, disjoint, strided, hf-strided, lm-eval, chat",
+        "use this protocol: score-mode (default), score-mode-nonblank, exl3, exl3-s512, "
+        "exl3-compare-q, exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided, "
+        "lm-eval, chat",
         "NAME",
         group=MOST_USED,
     )
@@ -241,25 +241,29 @@ class Protocol(Text, part="protocol", group=PROTOCOL):
 
 class Calibration(Flags, part="output", group=Group("contamination check")):
     calibration: Place = Flag(
-        "look for the scored text in the model's calibration data: a text file, texts or chats in "
-        ".jsonl or .parquet, or a data set on the hub; the record says how much of the scored "
-        "text appears in it",
+        "look for the scored text in the model's calibration data (a text file, texts or "
+        "chats in .jsonl or .parquet, or a data set on the hub), and record how much of it "
+        "appears there",
         "TEXT",
         once=True,
         path="file or hub",
     )
     calibration_config: Name = Flag(
-        "use this configuration of that hub data set", "NAME", sources=_CALIBRATION_HUB
+        "use this configuration of the calibration data set", "NAME", sources=_CALIBRATION_HUB
     )
     calibration_revision: Name = Flag(
-        "use this branch, tag or commit of it (default: main)", "REV", sources=_CALIBRATION_HUB
+        "use this branch, tag or commit of the calibration data set (default: main)",
+        "REV",
+        sources=_CALIBRATION_HUB,
     )
     calibration_split: Name = Flag(
-        "use this split of it (default: train)", "NAME", sources=_CALIBRATION_HUB
+        "use this split of the calibration data set (default: train)",
+        "NAME",
+        sources=_CALIBRATION_HUB,
     )
     calibration_field: Name = Flag(
-        "read the text from this column or field of its rows, unless they are chats (default: "
-        "text)",
+        "read the calibration text from this column or field, unless its rows are chats "
+        "(default: text)",
         "NAME",
         sources=_CALIBRATION_HUB | {"--calibration ROWS"},
     )
