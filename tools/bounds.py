@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What touches the libraries: hub, tokenizers, templates, Arrow, the model's classes, their weights, and
 # whole runs of two commands.
 TESTS = (
-    *("tests/cli/test_ppl.py", "tests/cli/test_kld.py", "tests/cli/test_inspect.py"),
+    *("tests/cli/test_measure.py", "tests/cli/test_inspect.py"),
     *("tests/engines/torch/model", "tests/engines/torch/weights", "tests/engines/torch/passes"),
     *("tests/engines/torch/kv_cache", "tests/engines/torch/fused"),
     *("tests/engines/torch/test_gguf_llama_cpp.py", "tests/runs/generation"),

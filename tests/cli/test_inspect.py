@@ -384,32 +384,6 @@ def test_one_tensor_is_one(demo, tmp_path):
     assert reason.endswith("says 3 layers, and all the files have 1 tensor")
 
 
-def test_inspect_shows_formats_and_bits(demo, capsys, tmp_path):
-    from scoremode.demo.quantize import VARIANTS, quantize_folder
-
-    quantize_folder(demo / "model", tmp_path / "w4", VARIANTS[1])
-    code, out, _ = run(capsys, "inspect", str(tmp_path / "w4"), "--json")
-    value = json.loads(out)
-    assert code == 0
-    assert value["formats"]["W4A16 g32"]["modules"] == 21
-    # 4 bits and one 16-bit scale for 32 of them.
-    assert value["bits_per_weight"]["body"] == 4.5
-    assert value["refusals"] == [] and value["arithmetic"] == "weights"
-    code, out, _ = run(capsys, "inspect", str(tmp_path / "w4"))
-    assert code == 0 and "W4A16 g32" in out and "4.500 body" in out
-
-
-def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    source = data / "configs" / "other-quant" / "nvidia--Qwen3.6-27B-NVFP4_config.json"
-    (tmp_path / "config.json").write_bytes(source.read_bytes())
-    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
-    code, out, _ = run(capsys, "inspect", str(tmp_path))
-    assert code == 1 and "refused" in out and "modelopt" in out
-
-
 # What a config alone says: class, labels with modules, bits of the body, GiB; the words that refuse.
 BY_CONFIG = {
     "Qwen--Qwen3-0.6B": ("Qwen3ForCausalLM", {"bf16": 197}, 16.0, 1.110),

@@ -337,7 +337,7 @@ class Status(Runs, Command):
 
 
 def _runs(states: list[dict[str, Any]]) -> bool:
-    """Whether a run goes on, or a sweep that has models left."""
+    """Tells whether a run goes on, or a sweep has models left."""
     return any(
         state["state"] == "running" or (state["state"] == "waiting" and not state["problem"])
         for state in states
