@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fuzz.files import Files
+from fuzz.files import Files, join, split
 from safetensors.torch import save
 
 Tensors = dict[str, torch.Tensor]
@@ -51,7 +51,10 @@ def checkpoint(
     }
     if declared is not None:
         config["quantization_config"] = declared | {"ignore": ["lm_head", "re:.*mlp.gate$"]}
+    # The library writes metadata in another order each time.
+    header, data = split(save(tensors))
+    text = json.dumps({"__metadata__": {"format": "pt"} | (metadata or {})} | header)
     return {
         "config.json": json.dumps(config | fields).encode(),
-        "model.safetensors": save(tensors, {"format": "pt"} | (metadata or {})),
+        "model.safetensors": join(text + " " * (-len(text) % 8), data),
     }

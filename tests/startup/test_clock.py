@@ -44,29 +44,25 @@ def test_seconds_since_exec_are_the_process_s():
 
 
 def test_the_record_and_the_table_tell_what_the_user_waited(demo, tmp_path):
-    """From exec to the end, imports included. What follows the record's last stage (it is written, the
-    table is made, the process ends) takes longer on a busy machine: the best of three counts."""
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        arguments = ["ppl", str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128"]
-        arguments += ["--limit", "2", "--device", "cpu", "-o", str(folder), "-v"]
-        begin = time.time()
-        done = subprocess.run(
-            [sys.executable, "-m", "scoremode", *arguments], capture_output=True, text=True
-        )
-        passed = time.time() - begin
-        assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
-        (path,) = folder.glob("*/record.json")
-        seconds = json.loads(path.read_text())["seconds"]
-        total = seconds.pop("total")
-        always = ("start", "text", "open", "plan", "import", "engine", "score", "write", "finish")
-        assert [stage for stage in seconds if stage in always] == list(always)
-        assert seconds["start"] > 0
-        assert sum(seconds.values()) == pytest.approx(total, rel=0.02)
-        _check_row(done.stdout, total)
-        if abs(passed - total) < 0.3:
-            return
-    raise AssertionError(f"the record says {total} s, and it took {passed:.3f} s")
+    """From exec to the end, imports included, but for what follows the record's last stage: it is
+    written, the table is made, the process ends."""
+    arguments = ["ppl", str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128"]
+    arguments += ["--limit", "2", "--device", "cpu", "-o", str(tmp_path), "-v"]
+    begin = time.time()
+    done = subprocess.run(
+        [sys.executable, "-m", "scoremode", *arguments], capture_output=True, text=True
+    )
+    passed = time.time() - begin
+    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
+    (path,) = tmp_path.glob("*/record.json")
+    seconds = json.loads(path.read_text())["seconds"]
+    total = seconds.pop("total")
+    always = ("start", "text", "open", "plan", "import", "engine", "score", "write", "finish")
+    assert [stage for stage in seconds if stage in always] == list(always)
+    assert seconds["start"] > 0
+    assert sum(seconds.values()) == pytest.approx(total, rel=0.02)
+    assert passed / 2 < total < passed + 0.02
+    _check_row(done.stdout, total)
 
 
 def _check_row(table: str, total: float) -> None:
