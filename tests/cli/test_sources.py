@@ -75,7 +75,7 @@ def reached(monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(f"scoremode.text.{place}", reader)
     for name in ("file", "hub"):
-        monkeypatch.setattr(f"scoremode.runs.generation.replies.prompts_from_{name}", reader)
+        monkeypatch.setattr(f"scoremode.runs.replies.prompts_from_{name}", reader)
     files = {"TEXT": "t.txt", "ROWS": "rows.jsonl", "CHATS": "chats.jsonl"}
     return lambda words: [str(tmp_path / files[w]) if w in files else w for w in words]
 

@@ -16,10 +16,10 @@ from scoremode.engines.sampling import Sampling
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.sampler import TorchSampling
 from scoremode.results.folders.store import read_scores
-from scoremode.runs.generation.generate import Generation, generate
-from scoremode.runs.generation.replies import prompts_of
+from scoremode.runs.generate import Generation, generate
 from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
+from scoremode.runs.replies import prompts_of
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from scoremode.runs.attribution.recipe import Option, front_of
+from scoremode.runs.recipe import Option, front_of
 
 
 @pytest.mark.parametrize("seed", range(20))

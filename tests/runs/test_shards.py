@@ -15,11 +15,11 @@ from scoremode.cli.main import main
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, SCORES, read_scores
+from scoremode.results.shards.checks import Shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
 from scoremode.runs.shards import batches_sha256, shard_section, share_of
 from scoremode.text.protocol import preset
-from scoremode.text.shard import Shard
 
 
 def counted(passes: list):

@@ -15,11 +15,11 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.replay import replay
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_record, read_scores
+from scoremode.results.shards.checks import Shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request
-from scoremode.text.shard import Shard
 from scoremode.text.task_requests import TASKS, TextRequest, request_corpus
 
 OPTIONS = TorchOptions(device="cpu", dtype="float32")

@@ -21,14 +21,13 @@ from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
-from scoremode.results.shards.checks import open_shard
+from scoremode.results.shards.checks import Shard, open_shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
 from scoremode.runs.run import run_plan
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
-from scoremode.text.shard import Shard
 
 KILLED = 77
 PASSES = 3

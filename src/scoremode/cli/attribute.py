@@ -100,7 +100,7 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
             return self._search(request, self.budget, session)
         from scoremode.engines.torch.attribution.variants import DIRECTIONS
         from scoremode.report.attribution import attribution_document
-        from scoremode.runs.attribution.attribute import attribute
+        from scoremode.runs.attribute import attribute
 
         screen = session.screen
         found = attribute(
@@ -123,7 +123,7 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
 
     def _search(self, request: "Request", budget: float, session: Session) -> int:
         from scoremode.report.attribution import recipe_document
-        from scoremode.runs.attribution.recipe import search
+        from scoremode.runs.recipe import search
 
         screen = session.screen
         found = search(

@@ -143,9 +143,9 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         from dataclasses import replace
 
         options = replace(options, device=session.ranks.take_device(spec.device))
+    from scoremode.results.shards.checks import Shard
     from scoremode.runs.request import Request
     from scoremode.startup.warmup import libraries
-    from scoremode.text.shard import Shard
 
     reads_model(session, model)
     from_hub = spec.text is spec.file is spec.dataset_file is None and not has_kept_text(spec)

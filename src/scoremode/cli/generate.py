@@ -26,8 +26,8 @@ from scoremode.spec.text import Day, Text, Values, names_file
 from scoremode.spec.values import finite, whole
 
 if TYPE_CHECKING:
-    from scoremode.runs.generation import generate as generation
-    from scoremode.runs.generation.replies import Prompts
+    from scoremode.runs import generate as generation
+    from scoremode.runs.replies import Prompts
 
 __all__ = ["Generate", "generated"]
 
@@ -161,7 +161,7 @@ def generated(spec: Generate, session: Session) -> dict[str, Any]:
     prompts = prompts.with_system(spec.system)
     reads_model(session, model)
     from scoremode.engines.sampling import Sampling
-    from scoremode.runs.generation.generate import Generation, generate
+    from scoremode.runs.generate import Generation, generate
     from scoremode.text.conversations.template import DATE
 
     wanted = Generation(
@@ -191,7 +191,7 @@ def generated(spec: Generate, session: Session) -> dict[str, Any]:
 
 def _prompts(spec: Generate, name: str, session: Session) -> "Prompts":
     session.clock.begin("text")
-    from scoremode.runs.generation.replies import prompts_from_file, prompts_from_hub
+    from scoremode.runs.replies import prompts_from_file, prompts_from_hub
 
     is_file = names_file(name)
     refuse_unused(spec, _PROMPTS[not is_file], _PROMPTS)

@@ -13,12 +13,12 @@ from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
 from scoremode.results.record.checks import check_done
 from scoremode.results.record.definition import Done, Record
+from scoremode.results.shards.checks import Shard
 from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.results.statistics.windows import Estimate
 from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol as TextProtocol
-from scoremode.text.shard import Shard
 from scoremode.text.stopping import stop_rule
 
 if TYPE_CHECKING:

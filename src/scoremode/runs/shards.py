@@ -11,8 +11,8 @@ from typing import Any
 from scoremode.engines.base import Schedule
 from scoremode.errors import UsageError
 from scoremode.lib.json import json_digest
+from scoremode.results.shards.checks import Shard
 from scoremode.text.plan import Plan
-from scoremode.text.shard import Shard
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.attribution import file_of, read_attributed, read_attribution
-from scoremode.runs.attribution.attribute import attribute
+from scoremode.runs.attribute import attribute
 from scoremode.text.protocol import preset
 
 

@@ -8,7 +8,7 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.errors import UnsupportedFormat
-from scoremode.runs.attribution.recipe import check_expressible, recipe_yaml
+from scoremode.runs.recipe import check_expressible, recipe_yaml
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.folders.store import seal_of
-from scoremode.runs.attribution.recipe import search
+from scoremode.runs.recipe import search
 from scoremode.runs.request import Swap
 from scoremode.schemes.summary import summarize
 from scoremode.text.corpus import from_string
@@ -132,7 +132,7 @@ def test_another_budget_attributes_nothing_again(found, asked, quants, monkeypat
     """With `resume`: the quants' runs and what was found of them are there."""
     again: list[str] = []
     monkeypatch.setattr(
-        "scoremode.runs.attribution.attribute.Variants.run",
+        "scoremode.runs.attribute.Variants.run",
         lambda *_: pytest.fail("attributed again"),
     )
     others = [str(quants / name) for name in ("W3A16-g32", "W8A16")]

@@ -12,9 +12,9 @@ from scoremode.engines.sampling import Sampling, seed_of
 from scoremode.engines.torch.sampler import TorchSampler, TorchSampling
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.lib.files import write_text
-from scoremode.runs.generation.generate import Generation, generate
-from scoremode.runs.generation.replies import prompts_of
+from scoremode.runs.generate import Generation, generate
 from scoremode.runs.planning import plan_text
+from scoremode.runs.replies import prompts_of
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
 
@@ -192,7 +192,7 @@ def test_killed_while_it_is_finished_it_goes_on_to_the_same_bytes(wanted, monkey
             raise Killed
 
     with monkeypatch.context() as during:
-        during.setattr("scoremode.runs.generation.generate.write_text", killed)
+        during.setattr("scoremode.runs.generate.write_text", killed)
         with pytest.raises(Killed):
             generate(again)
     generate(again)

@@ -6,7 +6,7 @@ import pytest
 from support.hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
-from scoremode.runs.generation.generate import PartFile, part_path, remove_left
+from scoremode.runs.generate import PartFile, part_path, remove_left
 
 IDENTITY = {"seed": 0, "engine": {"dtype": "float32"}}
 ROWS = [{"row": {"messages": ["\u00e9\u2028"]}, "kept": True}]

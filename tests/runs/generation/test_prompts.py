@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.runs.generation.replies import prompts_from_file, prompts_of
+from scoremode.runs.replies import prompts_from_file, prompts_of
 
 USER = {"role": "user", "content": "Hi"}
 SAID = {"role": "assistant", "content": "Hello"}

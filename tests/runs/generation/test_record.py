@@ -3,7 +3,7 @@
 import json
 from hashlib import sha256
 
-from scoremode.runs.generation.generate import counts_of, finished_record
+from scoremode.runs.generate import counts_of, finished_record
 from scoremode.text.conversations.corpus import KIND
 
 

@@ -6,7 +6,7 @@ from support.chats.templates import SHAPES
 
 from scoremode.engines.sampling import Reply
 from scoremode.errors import CorpusError
-from scoremode.runs.generation.replies import Prompt, Replying, prompts_of
+from scoremode.runs.replies import Prompt, Replying, prompts_of
 from scoremode.text.conversations.messages import conversation_of
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, tokens_of

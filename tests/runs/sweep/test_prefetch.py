@@ -7,8 +7,8 @@ import pytest
 from support.sweeps import pair
 
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.runs.sweep import prefetch
-from scoremode.runs.sweep.prefetch import Prepared, free_memory
+from scoremode.runs.sweep import model
+from scoremode.runs.sweep.model import Prepared, free_memory
 
 
 def test_it_is_opened_planned_and_hashed_while_others_work(quant, text, base):
@@ -61,5 +61,5 @@ def test_free_memory_is_what_the_system_says(monkeypatch):
         def read_text(self, encoding):
             raise OSError
 
-    monkeypatch.setattr(prefetch, "Path", Nowhere)
+    monkeypatch.setattr(model, "Path", Nowhere)
     assert free_memory() == 0

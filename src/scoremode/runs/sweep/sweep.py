@@ -28,8 +28,7 @@ from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.sweep.bases import Bases, check_against, folder_of_base
 from scoremode.runs.sweep.manifest import Board, Outcome, SweepRequest, Tell, held
-from scoremode.runs.sweep.model import ModelRuns, Stage
-from scoremode.runs.sweep.prefetch import Prepared
+from scoremode.runs.sweep.model import ModelRuns, Prepared, Stage
 from scoremode.startup.warmup import check_installation, libraries
 
 _PATTERN = re.compile(r"[*?[]")

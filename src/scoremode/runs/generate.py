@@ -30,7 +30,7 @@ from scoremode.lib.files import MOST_JSON, MOST_TEXT, open_lock, read_regular, t
 from scoremode.lib.json import json_digest, json_text
 from scoremode.results.record.section import first_difference
 from scoremode.results.record.sections import now, versions
-from scoremode.runs.generation.replies import Prompts, Replying
+from scoremode.runs.replies import Prompts, Replying
 from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.corpus import KIND, record_path
 from scoremode.text.conversations.template import DATE

@@ -29,7 +29,7 @@ from scoremode.results.folders.paths import write_output
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.definition import Record
 from scoremode.results.record.sections import now
-from scoremode.runs.attribution.attribute import Attributed, attribute
+from scoremode.runs.attribute import Attributed, attribute
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request, Result, Swap, TotalProgress
 from scoremode.schemes.resolve import resolve
