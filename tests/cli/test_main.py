@@ -51,10 +51,29 @@ def _seconds(program: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def test_without_a_command_the_help_is_printed_by_groups(capsys):
+    for arguments in ([], ["--help"]):
+        with pytest.raises(SystemExit) as ending:
+            commands.parsed_command(arguments)
+        out = capsys.readouterr().out
+        assert not ending.value.code and all(f"\n{group}:\n" in out for group in commands.GROUPS)
+        assert all(f"\n  {name} " in out for name in commands.COMMANDS)
+        assert max(map(len, out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["ppl"], 2, "no model"),
+        (["pll"], 2, "there is no command 'pll'; did you mean ppl?"),
+        (["frobnicate"], 2, "there is no command 'frobnicate' (scoremode lists the commands)"),
+        (["--verson"], 2, "there is no flag '--verson'; did you mean --version?"),
+        (
+            ["ppl", "m", "--limt", "2"],
+            2,
+            "arguments: --limt 2; did you mean --limit? ('scoremode ppl",
+        ),
+        (["ppl", "m", "--qqqqq=2"], 2, "arguments: --qqqqq=2 ('scoremode ppl --help'"),
         (["ppl", "/nonesuch/model", "--text", "a b"], 1, "/nonesuch/model"),
         (["ppl", "{file}", "--text", "a b"], 1, "is a file"),
         (["ppl", "{empty}", "--text", "a b"], 1, "config.json"),

@@ -78,7 +78,7 @@ class _Places(
 
 class Check(Runs, _Again, _Places, Command):
     called = "check"
-    summary = "audit a published run: every number, hash and token id that can be recomputed"
+    summary = "audit a published run: its numbers, hashes and token ids"
     about = (
         "Recomputes every number of a run from its scores, and every hash of what can be "
         "reached: the text, the tokenizer, the model's files, the base. Reports what holds, "

@@ -16,8 +16,8 @@ from scoremode.cli.command import Command
 from scoremode.cli.devices import parsed, run_on_devices
 from scoremode.cli.process import ending
 from scoremode.cli.screen import shown
-from scoremode.errors import ScoremodeError
-from scoremode.spec.flag import Parser, check_utf8
+from scoremode.errors import ScoremodeError, UsageError
+from scoremode.spec.flag import Parser, check_utf8, did_you_mean
 from scoremode.startup.warmup import untested
 
 __all__ = [
@@ -32,28 +32,32 @@ __all__ = [
 
 # A suggested command of more characters is nothing to copy.
 _LONGEST = 600
-# Each command's module of this folder, in the order of the help; the module has a class of the
+# Each command's module of this folder, by the groups of the help; the module has a class of the
 # command's name. Only that of the command that is given is imported.
-COMMANDS = {
-    "ppl": "measure",
-    "kld": "measure",
-    "attribute": "attribute",
-    "tasks": "tasks",
-    "merge": "finished",
-    "sweep": "sweep",
-    "reference": "measure",
-    "generate": "generate",
-    "show": "finished",
-    "compare": "finished",
-    "report": "finished",
-    "status": "finished",
-    "check": "audit",
-    "card": "card",
-    "plan": "measure",
-    "inspect": "inspect",
-    "verify": "audit",
-    "demo": "demo",
+GROUPS = {
+    "measure": {"ppl": "measure", "kld": "measure", "tasks": "tasks", "demo": "demo"},
+    "compare": dict.fromkeys(("show", "compare", "report", "status"), "finished"),
+    "publish": {"card": "card", "check": "audit"},
+    "understand": {
+        "attribute": "attribute",
+        "inspect": "inspect",
+        "plan": "measure",
+        "verify": "audit",
+    },
+    "run large": {
+        "reference": "measure",
+        "sweep": "sweep",
+        "generate": "generate",
+        "merge": "finished",
+    },
 }
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+_EXAMPLES = """examples:
+  scoremode demo                                            no model needed
+  scoremode ppl MODEL -f wiki.test.raw
+  scoremode kld QUANT.gguf --reference BASE -f wiki.test.raw
+  scoremode kld Q1 Q2 Q3 --reference BASE; scoremode report runs
+  scoremode kld QUANT --reference BASE --max-kld 0.05       exit code 4 if above"""
 # Distributions by the name that they are listed under; the first that is installed counts.
 _NEEDED = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
@@ -91,8 +95,14 @@ def command(argv: Sequence[str]) -> int:
 
 def parsed_command(argv: Sequence[str]) -> Command:
     """Reads a command line without the program's name. Raises UsageError, and SystemExit where
-    help was asked for."""
+    help was asked for, as it is by no word at all."""
     check_utf8(argv)
+    argv = argv or ["--help"]
+    first, flags = argv[0], ("--help", "--version", "-h")
+    if first not in COMMANDS and not any(flag.startswith(first) for flag in flags):
+        kind = "flag" if first.startswith("-") else "command"
+        guess = did_you_mean(first, [*COMMANDS, *flags])
+        raise UsageError(f"there is no {kind} {first!r}{guess} (scoremode lists the commands)")
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     values = vars(_parser(names).parse_args(argv))
     return command_class(values["command"]).parsed(values)
@@ -119,17 +129,32 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
     """The program's parser, with these commands."""
     parser = Parser(
         prog="scoremode",
-        description="Exact perplexity and KL divergence of quantized language models, on the "
+        usage="scoremode COMMAND [flags]",
+        description="Exact perplexity and KL divergence of quantized language models, on the\n"
         "quantized weights.",
-        epilog="Run 'scoremode COMMAND --help' for a command's flags.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--version",
         action=VersionAction,
         help="show the version and exit; with -v: the details that a bug report needs",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for command in map(command_class, names):
+    commands = parser.add_subparsers(
+        prog="scoremode", metavar="COMMAND", help=argparse.SUPPRESS, required=True, dest="command"
+    )
+    classes = {name: command_class(name) for name in names}
+    parser.epilog = "\n\n".join(
+        [
+            *(
+                f"{title}:\n" + "\n".join(f"  {n:10} {classes[n].summary}" for n in group)
+                for title, group in GROUPS.items()
+                if group.keys() <= classes.keys()
+            ),
+            _EXAMPLES,
+            "Run 'scoremode COMMAND --help' for a command's flags.",
+        ]
+    )
+    for command in classes.values():
         flags = commands.add_parser(
             command.called, usage=command.usage, help=command.summary, description=command.about
         )

@@ -58,7 +58,7 @@ _CONSENT = Group(
 
 class Sweep(Command):
     called = "sweep"
-    summary = "measure many models, texts and protocols against one base, from a file"
+    summary = "measure the models, texts and protocols that a file lists"
     about = (
         "Measures every model of a TOML file under each of its texts and protocols "
         "(docs/sweep.md): the base runs once, each model's weights are loaded once, and all are "

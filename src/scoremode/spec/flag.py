@@ -11,7 +11,7 @@ flag of the command line alone: type checkers leave it out of the keywords.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import (
@@ -341,11 +341,21 @@ class Parser(argparse.ArgumentParser):
             parsed.further_models, rest = tuple(rest), []
         # Here, since the program's own parser would point to its own help.
         if rest and self._subparsers is None:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            flag = next((word for word in rest if word.startswith("--")), "").partition("=")[0]
+            guess = did_you_mean(flag, self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(rest)}{guess}")
         return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ('{self.prog} --help' lists the flags)")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not known: the nearest one that is, or nothing."""
+    # Not at the top: difflib is no part of a command that was spelled right.
+    from difflib import get_close_matches
+
+    return "".join(f"; did you mean {near}?" for near in get_close_matches(word, known, 1, 0.6))
 
 
 class Once(argparse.Action):
