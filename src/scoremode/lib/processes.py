@@ -167,11 +167,22 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _swallowed(what: "sys.UnraisableHookArgs") -> None:
+    """Interrupts again where a callback of an import's lock, or a finalizer, could not raise it."""
+    if isinstance(what.exc_value, KeyboardInterrupt):
+        again = threading.Timer(LOOK, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(what)
+
+
 def _child(connection: Connection, pickled: bytes) -> None:
     os.setpgid(0, 0)
     # The parent sends nothing: there is something to read when its end is closed.
     end_with(lambda: connection.poll(None))
     os.dup2(2, 1)
+    sys.unraisablehook = _swallowed
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         work, args = pickle.loads(pickled)  # noqa: S301 (our own)

@@ -115,7 +115,7 @@ def cut(
     chat, asked, lines = None, None, ()
     if protocol.is_of_requests:
         pages = _pages_of(corpus, protocol)
-        wanted = page_corpus(pages) if pages else corpus
+        wanted = corpus if pages is None else page_corpus(pages)
         assert isinstance(wanted, RequestCorpus)
         asked = wanted.planned(protocol, tokenizer, prefix)
         plan = asked.plan
@@ -237,10 +237,10 @@ def check_kind(corpus: Corpus, protocol: Protocol) -> None:
         )
 
 
-def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:
-    """The pages of a corpus, none where the protocol is for other requests. Raises ProtocolError."""
+def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...] | None:
+    """The pages of a corpus; None where the protocol is for other requests. Raises ProtocolError."""
     if protocol.text != "pages":
-        return ()
+        return None
     if isinstance(corpus, KeptText):
         raise ProtocolError(
             f"{corpus.where}: keeps the token ids of its pages, and protocol {protocol.name} counts "

@@ -63,6 +63,13 @@ def test_a_request_that_was_changed_is_found(column, said, run, tmp_path):
     assert said in wrong(findings)
 
 
+def test_requests_that_can_not_be_read_are_one_finding(run, tmp_path):
+    (tmp_path / REQUESTS).write_bytes((run.folder / REQUESTS).read_bytes()[:-10])
+    made, findings = audited(tmp_path, run.record.document)
+    assert made is None and wrong(findings) == [f"text {REQUESTS}"]
+    assert not findings.count("unchecked")
+
+
 @pytest.mark.parametrize("column", ["value", "base_value"])
 def test_an_answer_that_was_changed_is_found(column, run, tmp_path):
     rows = read_table(run.folder / ANSWERS, run.record.tasks.answers)

@@ -107,7 +107,9 @@ def audited_plan(
     if protocol.text != "requests":
         corpus = _audited_text(record, protocol, sources, findings)
     elif rows is None:
-        findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
+        # A file that is there and can't be read has its finding.
+        if folder is None or not record.requests:
+            findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
         return None
     else:
         corpus, kind = _audited_requests(record, rows, findings), "requests"
