@@ -15,7 +15,7 @@ from scoremode.cli.main import main
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, SCORES, read_scores
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
 from scoremode.runs.shards import batches_sha256, shard_section, share_of

@@ -15,7 +15,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.replay import replay
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_record, read_scores
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.measure import measure

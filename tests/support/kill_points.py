@@ -21,7 +21,8 @@ from scoremode.engines.torch.engine import TorchEngine, build_engine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
-from scoremode.results.shards.checks import Shard, open_shard
+from scoremode.results.shards import Shard
+from scoremode.results.shards.checks import open_shard
 from scoremode.results.shards.merge import merge
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request

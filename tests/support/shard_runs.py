@@ -13,7 +13,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
 from scoremode.errors import ScoremodeError
 from scoremode.results.folders.store import RECORD, seal_of
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request, Result
 from scoremode.runs.run import run_plan

@@ -305,6 +305,7 @@ def _text(corpus: "Corpus", recorded: Measurement | None) -> _Given:
     """The text: by its own name, by that on the hub, or by its file's."""
     from msgspec import UNSET
 
+    from scoremode.lib.hub import on_hub
     from scoremode.text.presets import TEXTS
 
     source, name, chats = corpus.source or "", corpus.name, corpus.conversations
@@ -312,12 +313,12 @@ def _text(corpus: "Corpus", recorded: Measurement | None) -> _Given:
     named = TEXTS.get(corpus.preset or "")
     if named is not None:
         given["preset"] = named.name
-        if source.startswith("hub:"):
+        if on_hub(source):
             revision = _model(source)[1]
             given["dataset_revision"] = revision if revision != named.revision else None
         else:
             given["dataset_file"] = _last(source)
-    elif source.startswith("hub:"):
+    elif on_hub(source):
         if name != _USUAL_TEXT:
             repo, revision = _model(source)
             dataset, *parts = name.split(" ")
@@ -353,11 +354,13 @@ def _text(corpus: "Corpus", recorded: Measurement | None) -> _Given:
 
 def _calibration(found: "Calibration | UnsetType") -> _Given:
     """The text that was looked for in the scored one."""
+    from scoremode.lib.hub import on_hub
+
     if not found:
         return {}
     source = found.source
     field = {"calibration_field": found.text_field if found.text_field != "text" else None}
-    if not source.startswith("hub:"):
+    if not on_hub(source):
         return {"calibration": _last(source)} | field
     repo, revision = _model(source)
     dataset, *parts = found.name.split(" ")

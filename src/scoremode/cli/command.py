@@ -143,7 +143,7 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         from dataclasses import replace
 
         options = replace(options, device=session.ranks.take_device(spec.device))
-    from scoremode.results.shards.checks import Shard
+    from scoremode.results.shards import Shard
     from scoremode.runs.request import Request
     from scoremode.startup.warmup import libraries
 

@@ -57,7 +57,9 @@ _EXAMPLES = """examples:
   scoremode ppl MODEL -f wiki.test.raw
   scoremode kld QUANT.gguf --reference BASE -f wiki.test.raw
   scoremode kld Q1 Q2 Q3 --reference BASE; scoremode report runs
-  scoremode kld QUANT --reference BASE --max-kld 0.05       exit code 4 if above"""
+  scoremode kld QUANT --reference BASE --max-kld 0.05       exit code 4 if above
+
+Run 'scoremode COMMAND --help' for a command's flags."""
 # Distributions by the name that they are listed under; the first that is installed counts.
 _NEEDED = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
@@ -103,7 +105,7 @@ def parsed_command(argv: Sequence[str]) -> Command:
         kind = "flag" if first.startswith("-") else "command"
         guess = did_you_mean(first, [*COMMANDS, *flags])
         raise UsageError(f"there is no {kind} {first!r}{guess} (scoremode lists the commands)")
-    names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    names = [first] if first in COMMANDS else COMMANDS
     values = vars(_parser(names).parse_args(argv))
     return command_class(values["command"]).parsed(values)
 
@@ -143,23 +145,23 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
         prog="scoremode", metavar="COMMAND", help=argparse.SUPPRESS, required=True, dest="command"
     )
     classes = {name: command_class(name) for name in names}
-    parser.epilog = "\n\n".join(
-        [
-            *(
-                f"{title}:\n" + "\n".join(f"  {n:10} {classes[n].summary}" for n in group)
-                for title, group in GROUPS.items()
-                if group.keys() <= classes.keys()
-            ),
-            _EXAMPLES,
-            "Run 'scoremode COMMAND --help' for a command's flags.",
-        ]
-    )
+    if classes.keys() == COMMANDS.keys():
+        parser.epilog = _overview(classes)
     for command in classes.values():
         flags = commands.add_parser(
             command.called, usage=command.usage, help=command.summary, description=command.about
         )
         command.add_to(flags)
     return parser
+
+
+def _overview(classes: Mapping[str, type[Command]]) -> str:
+    """The commands by groups, and examples."""
+    groups = (
+        f"{title}:\n" + "\n".join(f"  {name:10} {classes[name].summary}" for name in group)
+        for title, group in GROUPS.items()
+    )
+    return "\n\n".join([*groups, _EXAMPLES])
 
 
 def _hyphens(argv: Sequence[str]) -> list[str]:

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scoremode.errors import ScoremodeError, is_debugging, line_of
+from scoremode.lib.tasks import signal_again
 from scoremode.startup.warmup import missing
 
 __all__ = [
@@ -54,8 +55,6 @@ __all__ = [
 _ESCAPES = "scoremode.escape"
 # What a shell says of a command that was ended by one of them: 128 and its number.
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
-# Seconds until a signal comes again that was swallowed where nothing can be raised.
-_AGAIN = 0.05
 # Bytes of `struct sigaction` before its flags, and the flag that gives the default back: on macOS, and
 # on 64-bit Linux (glibc and musl alike).
 _FLAGS_AT, _RESETS = (12, 4) if sys.platform == "darwin" else (136, -(1 << 31))
@@ -129,11 +128,8 @@ def _end(number: int, _: Any) -> None:
 
 
 def _swallowed(what: "sys.UnraisableHookArgs") -> None:
-    """Sends a signal again that came in a finalizer or a callback, which can't raise anything."""
     if _received and isinstance(what.exc_value, KeyboardInterrupt):
-        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), _received[-1]))
-        again.daemon = True
-        again.start()
+        signal_again(_received[-1])
     else:
         sys.__unraisablehook__(what)
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from scoremode import errors
 from scoremode.errors import EngineError, ScoremodeError, is_debugging, line_of
+from scoremode.lib.tasks import signal_again
 
 __all__ = ["LOOK", "Leader", "end_groups", "end_with", "ending_of", "run_apart"]
 
@@ -168,11 +169,8 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _swallowed(what: "sys.UnraisableHookArgs") -> None:
-    """Interrupts again where a callback of an import's lock, or a finalizer, could not raise it."""
     if isinstance(what.exc_value, KeyboardInterrupt):
-        again = threading.Timer(LOOK, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
+        signal_again(signal.SIGINT)
     else:
         sys.__unraisablehook__(what)
 

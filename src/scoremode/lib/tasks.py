@@ -1,15 +1,18 @@
 """Work in threads of their own, and what threads must not do at the same time: import transformers."""
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-__all__ = ["Task", "importing", "not_collecting"]
+__all__ = ["Task", "importing", "not_collecting", "signal_again"]
 
 T = TypeVar("T")
 _ONE_AT_A_TIME = threading.RLock()
+# Seconds until a signal comes again that was swallowed.
+_AGAIN = 0.05
 
 
 class Task(Generic[T]):
@@ -43,6 +46,14 @@ class Task(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._result[0]
+
+
+def signal_again(number: int) -> None:
+    """Sends this process a signal again, in a moment: it came in a finalizer or a callback, which can't
+    raise anything."""
+    again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 @contextmanager

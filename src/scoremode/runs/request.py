@@ -13,7 +13,7 @@ from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
 from scoremode.results.record.checks import check_done
 from scoremode.results.record.definition import Done, Record
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 from scoremode.results.statistics.divergence import CONFIDENT
 from scoremode.results.statistics.windows import Estimate
 from scoremode.text.calibration import Calibration

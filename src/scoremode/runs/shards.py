@@ -11,7 +11,7 @@ from typing import Any
 from scoremode.engines.base import Schedule
 from scoremode.errors import UsageError
 from scoremode.lib.json import json_digest
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 from scoremode.text.plan import Plan
 
 

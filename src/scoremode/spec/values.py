@@ -162,7 +162,7 @@ def rule_of(text: str) -> str:
 
 
 def shard_of(text: str) -> str:
-    from scoremode.results.shards.checks import Shard
+    from scoremode.results.shards import Shard
 
     try:
         return str(Shard.parsed(text))

@@ -13,7 +13,8 @@ from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD, SCORES
-from scoremode.results.shards.checks import Shard, open_shard, shard_folders
+from scoremode.results.shards import Shard
+from scoremode.results.shards.checks import open_shard, shard_folders
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from scoremode.errors import UsageError
-from scoremode.results.shards.checks import Shard
+from scoremode.results.shards import Shard
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 7, 8, 100])

@@ -6,7 +6,6 @@ these as well, and what a run knows when it is done: the hashes of its model's a
 scales that it measured, the micro-batches.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
+from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, read_record
 from scoremode.results.folders.tables import row_groups
@@ -23,39 +22,7 @@ from scoremode.results.record.checks import check_identity, check_seal, checked_
 from scoremode.results.record.definition import Record, ShardDone
 from scoremode.results.record.section import first_difference, shortened
 from scoremode.results.scores import check_values
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The shard `number`, from 1, of a run that is cut into `of` of them."""
-
-    number: int
-    of: int
-
-    @classmethod
-    def parsed(cls, text: str) -> "Shard":
-        """The shard that `i/N` names. Raises UsageError for what names none."""
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-        shard = cls(int(found[1]), int(found[2])) if found else None
-        if shard is None or not 1 <= shard.number <= shard.of:
-            raise UsageError(
-                f"--shard {text}: must be i/N, with i from 1 to N: 1/4 is the first of four"
-            )
-        return shard
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
-    def among(self, passes: int) -> range:
-        """The passes, counted from 0, that it has of so many: neighbours, in the shards' order as even
-        as whole passes can be; none where there are fewer passes than shards, of some shards."""
-        return range(
-            (self.number - 1) * passes // self.of,
-            self.number * passes // self.of,
-        )
-
-    def to_json(self) -> dict[str, int]:
-        return {"number": self.number, "of": self.of}
+from scoremode.results.shards import Shard
 
 
 @dataclass(frozen=True, eq=False)
