@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from support.gguf.golden import make_pair, with_types
+from support.gguf.golden import in_blocks, make_pair, with_types
 from support.run_requests import request
 
 from scoremode.checkpoint.gguf.header import read_gguf
@@ -78,6 +78,24 @@ def test_a_base_beside_the_model(dtype, packed, pair, tmp_path):
     assert 0 < record["metrics"]["kld"]["value"] < 0.01
     itself = measure(ask(base, tmp_path / "runs", pair, reference=str(base))).record.document
     assert itself["metrics"]["kld"]["value"] == 0
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_file_is_no_distance_from_its_own_decoded_weights(is_kept, pair, tmp_path, monkeypatch):
+    """The one is computed in bfloat16 by itself, the other in float32; together in one dtype."""
+    # As on a GPU, and on CPUs that have them.
+    monkeypatch.setattr("scoremode.engines.torch.device.has_instructions", lambda *_: True)
+    auto = replace(FLOAT, dtype="auto")
+    packed = in_blocks(pair[1], tmp_path / "packed.gguf", "Q4_1")
+    reference = dense = in_blocks(pair[1], tmp_path / "dense.gguf", "Q4_1", dense=True)
+    if is_kept:
+        reference = tmp_path / "kept"
+        measure(ask(dense, reference, pair, keep="stored", options=auto))
+    asked = ask(packed, tmp_path / "runs", pair, reference=str(reference), options=auto)
+    record = measure(asked).record.document
+    dtypes = [section["engine"]["dtype"] for section in (record, record["reference"])]
+    assert dtypes == ["float32" if is_kept else "bfloat16"] * 2
+    assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
 
 
 @pytest.mark.parametrize("head", ["stored", "checkpoint"])

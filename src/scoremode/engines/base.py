@@ -255,6 +255,11 @@ class Options(Protocol):
         computes in with them: what rounding differs by is no divergence of the weights."""
         ...
 
+    def in_dtype(self, name: str) -> "Options":
+        """Returns these options for a model that is compared with what was computed in a dtype: in that
+        one, where the user names none and the engine can choose."""
+        ...
+
     def keeping(self) -> "Options":
         """Returns these options for a run whose states are kept."""
         ...

@@ -60,7 +60,8 @@ class Baseline(Protocol):
         ...
 
     def beside(self, options: Options) -> Options:
-        """Gives `options` for an engine that may share a GPU with it; they bound its memory for both.
+        """Gives `options` for an engine that is compared with it, in one dtype where none is named, and
+        that may share a GPU with it; they bound its memory for both.
 
         To be called before that engine is made: what it has to bring to the device begins to go there.
         Raises EngineError, UsageError.
@@ -247,7 +248,8 @@ class StoredBaseline:
         return {"kind": "stored", "sha256": self.stored.sha256}
 
     def beside(self, options: Options) -> Options:
-        return options.sharing(self._hold)
+        """The base has computed already: the model computes in its dtype."""
+        return options.in_dtype(self.stored.record.engine.dtype).sharing(self._hold)
 
     def _hold(self, device: torch.device) -> int:
         self._device = device

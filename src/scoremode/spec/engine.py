@@ -53,7 +53,8 @@ class Devices(Flags, part="engine", group=MOST_USED):
 class Engine(Flags, part="engine", group=BOTH_ENGINES):
     dtype: Flag[Dtype, Any] = Flag(
         "compute in this dtype; auto (default): the checkpoint's where the device has "
-        "instructions for it, else float32; a base uses its model's dtype",
+        "instructions for it, else float32; a base uses its model's dtype, a model that of a kept "
+        "reference",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         moves_score=True,

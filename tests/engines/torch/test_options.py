@@ -88,3 +88,20 @@ def test_a_base_that_is_no_gguf_is_beside_llama_cpps_arithmetic_what_its_weights
     engine = options.make_base(open_checkpoint(str(folder)), None, 64)
     found = engine.identity()
     assert (found["arithmetic"], found["dtype"]) == ("weights", "float32")
+
+
+@pytest.mark.parametrize(
+    ("own", "computed", "found"),
+    [
+        ({}, "bfloat16", "bfloat16"),
+        ({}, "float32", "float32"),
+        # No instructions for it here.
+        ({}, "float16", "auto"),
+        ({"dtype": "bfloat16"}, "float32", "bfloat16"),
+        ({"arithmetic": "llama.cpp"}, "bfloat16", "auto"),
+    ],
+)
+def test_a_model_takes_the_dtype_of_what_it_is_compared_with(own, computed, found, monkeypatch):
+    name = "scoremode.engines.torch.device.cpu_has_instructions"
+    monkeypatch.setattr(name, lambda dtype: dtype != torch.float16)
+    assert TorchOptions(device="cpu", **own).in_dtype(computed).dtype == found

@@ -211,3 +211,5 @@ def test_a_base_has_the_dtype_that_its_models_config_names(demo):
     checkpoint = open_checkpoint(str(demo / "model"))
     assert options().in_dtype_of(checkpoint).dtype == "bfloat16"
     assert options("--dtype", "float16").in_dtype_of(checkpoint).dtype == "float16"
+    # As it is deployed, whatever a kept base computed in.
+    assert options().in_dtype("float16").dtype == "auto"

@@ -24,6 +24,7 @@ from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.finished import load_run
 from scoremode.results.record.definition import read_document
 from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
 from scoremode.runs.sweep.manifest import SweepRequest
 from scoremode.runs.sweep.sweep import run_sweep
 
@@ -112,25 +113,45 @@ def test_a_model_is_no_distance_from_its_own_decoded_weights(packed_and_dense, t
     assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
     assert record["reference"]["arithmetic"] is None
     assert "OTHER DTYPE" not in document_text(kld_document(read_document(record), tmp_path))
-    # In a sweep it runs once, in the dtype of the first model where its own has more than 16 bits.
+
+
+def test_all_models_of_a_command_compute_in_one_dtype(packed_and_dense, text, tmp_path):
+    """That of the first where the base's own has more than 16 bits."""
+    packed, dense = map(str, packed_and_dense)
+    asked = request(Path(packed), text[:1500], tmp_path / "runs", options=AUTO, reference=dense)
     swept = SweepRequest(
         (str(tmp_path / "missing"), packed, dense), (asked,), tmp_path / "swept", ()
     )
-    _, first, second = run_sweep(swept).results
-    assert first is not None and first.record.document["metrics"]["kld"]["value"] == 0
-    assert second is not None and second.record.document["metrics"]["kld"]["value"] > 0
-    assert second.record.document["reference"]["arithmetic"] == (
-        "base in bfloat16, model in float32: part of the divergence is arithmetic"
-    )
+    missing, *others = run_sweep(swept).results
+    assert missing is None
+    for result in others:
+        assert result is not None
+        record = result.record.document
+        assert record["engine"]["dtype"] == record["reference"]["engine"]["dtype"] == "bfloat16"
+        assert record["metrics"]["kld"]["value"] == 0 and record["reference"]["arithmetic"] is None
 
 
-def test_a_reference_that_was_kept_in_another_dtype_is_named(packed_and_dense, text, tmp_path):
+def kept_and_asked(packed_and_dense, text, tmp_path) -> Request:
+    """The packed model against a reference that was kept in float32."""
     packed, dense = packed_and_dense
     plain = request(dense, text[:1500], tmp_path / "kept", options=AUTO, keep="stored")
-    kept = measure(plain).folder
-    run = measure(
-        replace(plain, model=str(packed), output=tmp_path / "runs", keep=None, reference=str(kept))
+    reference = str(measure(plain).folder)
+    return replace(
+        plain, model=str(packed), output=tmp_path / "runs", keep=None, reference=reference
     )
+
+
+def test_a_model_computes_in_the_dtype_of_a_kept_reference(packed_and_dense, text, tmp_path):
+    asked = kept_and_asked(packed_and_dense, text, tmp_path)
+    record = measure(asked).record.document
+    assert record["engine"]["dtype"] == record["reference"]["engine"]["dtype"] == "float32"
+    assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
+    assert record["reference"]["arithmetic"] is None
+
+
+def test_a_dtype_beside_a_kept_reference_of_another_is_named(packed_and_dense, text, tmp_path):
+    asked = kept_and_asked(packed_and_dense, text, tmp_path)
+    run = measure(replace(asked, options=replace(AUTO, dtype="bfloat16")))
     record = load_run(run.folder)[0].document
     assert record["metrics"]["kld"]["value"] > 0
     assert record["reference"]["arithmetic"] == UNLIKE

@@ -23,7 +23,7 @@ from scoremode.errors import EngineError, UsageError
 from scoremode.head.project import cpu_has_instructions
 from scoremode.lib.machine import cpu_name, memory_bytes
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
 _RUNTIME_BYTES = 3 << 28
 _STORED = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -136,14 +136,14 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
     """The dtype to compute in. `auto` is the checkpoint's, or float32 on a CPU without
     instructions for it. Raises UsageError."""
     if name != "auto":
-        return _DTYPES[name]
+        return DTYPES[name]
     stored = dtype_of(checkpoint.config)
     if stored is None:
         floats = [t.dtype for t in checkpoint.tensors.values() if t.dtype in _STORED]
         stored = _STORED[max(set(floats), key=floats.count)] if floats else "float32"
-    if stored not in _DTYPES:
+    if stored not in DTYPES:
         raise UsageError(f"config.json's dtype {stored!r} can't be computed in: give --dtype")
-    dtype = _DTYPES[stored]
+    dtype = DTYPES[stored]
     return dtype if has_instructions(dtype, device) else torch.float32
 
 

@@ -110,6 +110,16 @@ class TorchOptions:
         name: Any = str(computed_dtype(checkpoint, self)).removeprefix("torch.")
         return replace(self, dtype=name)
 
+    def in_dtype(self, name: Any) -> "TorchOptions":
+        # What llama.cpp's arithmetic is computed in is no choice.
+        if self.dtype != "auto" or self.arithmetic == "llama.cpp":
+            return self
+        from scoremode.engines.torch.device import DTYPES, choose_device, has_instructions
+
+        device = choose_device(self.device, self.max_memory, self.memory_share)
+        follows = name in DTYPES and has_instructions(DTYPES[name], device)
+        return replace(self, dtype=name) if follows else self
+
     def keeping(self) -> "TorchOptions":
         return replace(self, keeps=True)
 
@@ -182,6 +192,10 @@ class InMemoryOptions:
 
         dtype: Any = str(InMemoryModule(self.checkpoint.module).dtype).removeprefix("torch.")
         return replace(self, base=replace(self.base, dtype=dtype))
+
+    def in_dtype(self, name: str) -> Self:
+        """The same: the module has its dtype already."""
+        return self
 
     def keeping(self) -> Self:
         return self

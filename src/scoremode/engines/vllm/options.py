@@ -80,6 +80,11 @@ class VllmOptions:
 
         return replace(self, dtype=stored_dtype(checkpoint.config))
 
+    def in_dtype(self, name: str) -> "VllmOptions":
+        """Returns these options: a model is measured as it is deployed, and some of vLLM's kernels have
+        one dtype alone."""
+        return self
+
     def keeping(self) -> "VllmOptions":
         """Returns these options: the engine's workers write their states themselves."""
         return self

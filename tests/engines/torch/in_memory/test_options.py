@@ -27,3 +27,4 @@ def test_it_makes_itself_and_a_base_beside(demo, tmp_path):
     assert alike.base.dtype == "float32" and alike.checkpoint is options.checkpoint
     told = replace(options, base=replace(options.base, dtype="bfloat16"))
     assert told.in_dtype_of(checkpoint) is told
+    assert options.in_dtype("bfloat16") is options
