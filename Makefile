@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# What the command needs, and then what the tests need as well.
+RUNTIME = $(VENV)/.runtime
 READY = $(VENV)/.ready
 REAL = .real/SmolLM2-135M-Instruct
 REAL_GGUF = $(REAL).Q4_1.gguf
@@ -32,10 +34,14 @@ help:
 targets:
 	@sed -n 's/^#: //p' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt constraints-cpu.txt
+$(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "scoremode needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --constraint constraints.txt torch
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[report]'
+	touch $@
+
+$(READY): $(RUNTIME) constraints-cpu.txt
 	$(BIN)/python -m pip show --quiet triton 2>/dev/null || $(BIN)/python $(PIP) --requirement constraints-cpu.txt
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -79,7 +85,8 @@ setup: $(READY)
 #: environments        all that .ci/run needs, in half the time with --jobs 4
 environments: $(READY) .venv-vllm/.ready .venv-tasks/.ready .venv-docs/.ready $(REAL_GGUF)
 
-demo: $(READY)
+# Models, runs and report stay in ./demo.
+demo: $(RUNTIME)
 	$(BIN)/scoremode demo
 
 test: $(READY)

@@ -186,8 +186,7 @@ def main() -> None:
     runs: dict[str, Run] = {}
     for folder in run_folders([args.demo / "runs"]):
         record, scores = load_run(folder)
-        name = Path(record.checkpoint.source).name
-        runs["dense" if name == "model" else name] = (record, scores)
+        runs[Path(record.checkpoint.source).name] = (record, scores)
     args.plots.mkdir(parents=True, exist_ok=True)
     for draw in (paired, tail, size, blocks):
         draw(runs, args.plots / f"{draw.__name__}.svg")

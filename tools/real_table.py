@@ -69,7 +69,7 @@ def measured(args: argparse.Namespace, folder: Path) -> dict[str, Done]:
     text.write_bytes(whole_lines(args.text.read_bytes(), args.bytes))
     screen = Screen(sys.stderr)
     try:
-        records = measure_variants(
+        results = measure_variants(
             dense,
             from_file(text),
             preset("disjoint").override(context_length=CONTEXT),
@@ -78,6 +78,7 @@ def measured(args: argparse.Namespace, folder: Path) -> dict[str, Done]:
             progress=screen.progress,
             tell=screen.stage,
         )
+        records = {name: result.whole for name, result in results}
         if args.report is not None:
             screen.stage("report")
             write_report([folder], args.report)

@@ -37,7 +37,7 @@ def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     prompts = ["--prompts", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "o.jsonl")]
     arguments = {
         "compare": [str(tmp_path)],
-        "demo": [],
+        "demo": ["--json", "-o", str(tmp_path / "demo")],
         "generate": [model, *prompts],
         "ppl": [model, "--text", "a b"],
     }

@@ -1,12 +1,13 @@
 """The demo's table, and a folder that is in use."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.record_fields import fields
 
-from scoremode.demo.variants import measure_variants, variants_data
+from scoremode.demo import variants
+from scoremode.demo.quantize import VARIANTS
+from scoremode.demo.variants import variants_data
 from scoremode.errors import UsageError
 from scoremode.report.rendering import table_text
 from scoremode.results.record.section import Metric
@@ -14,10 +15,16 @@ from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
 
-def test_a_folder_with_models_is_not_written_to(tmp_path):
-    (tmp_path / "models").mkdir()
-    with pytest.raises(UsageError, match="models: is there already; give a new --output-path"):
-        measure_variants(Path("none"), from_string("a"), preset("disjoint"), tmp_path, command=())
+def test_a_model_of_something_else_is_not_written_over(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(variants, "measure", lambda *_, **__: None)
+    config = tmp_path / "models" / VARIANTS[0].name / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    corpus, protocol = from_string("a"), preset("disjoint")
+    found = variants.measure_variants(demo / "model", corpus, protocol, tmp_path, command=())
+    with pytest.raises(UsageError, match="W8A16: is no model of this demo's"):
+        list(found)
+    assert config.read_text() == "{}"
 
 
 def record(ratio: float, ci95: tuple[float, float] | None) -> Any:

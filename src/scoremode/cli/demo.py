@@ -1,22 +1,33 @@
 """`scoremode demo`: measures a tiny model and its quantized variants, on this machine, now."""
 
-from collections.abc import Mapping
+import filecmp
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.command import Command, print_result
 from scoremode.cli.screen import Session
+from scoremode.errors import RunFolderError, UsageError
 from scoremode.spec.flag import Flag, PathName
 from scoremode.spec.run import Form
 
 if TYPE_CHECKING:
     from scoremode.report.document import Document
     from scoremode.results.record.definition import Done
+    from scoremode.runs.request import Result
 
 __all__ = ["Demo"]
 
 CONTEXT = 256
+# The text that is measured. It is written first: a folder that has it is a demo's.
+TEXT = "heldout.txt"
+# The variant whose run and model are in the commands to try.
+_EXAMPLE = "W4A16-g32"
 
 
 class Demo(Command):
@@ -25,45 +36,108 @@ class Demo(Command):
     about = (
         "Quantizes a tiny trained Llama in thirteen formats, and measures each one's "
         "perplexity and KL divergence from the dense model on held-out text. Needs no network "
-        "and no GPU."
+        "and no GPU. Given again, it continues after an interruption."
     )
     output: PathName = Flag(
-        "keep the models and the records in DIR (default: keep nothing)",
+        "keep the models, the runs and the report in DIR (default: demo)",
         "DIR",
         read=Path,
+        default=Path("demo"),
         spelled="--output-path",
         also=("-o",),
     )
     form = Form("the records")
 
     def run(self, session: Session) -> int:
-        from scoremode.results.folders.paths import check_folder
-
-        if self.output is not None:
-            check_folder(self.output)
-            return self._measured(session, self.output, self.output)
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
-            return self._measured(session, Path(folder), None)
-
-    def _measured(self, session: Session, folder: Path, kept: Path | None) -> int:
-        records = _measure_all(folder, session)
-        report = _report(session, folder / "runs", kept, self.form)
+        folder = self.output
+        assert folder is not None
+        with resources.as_file(resources.files("scoremode.demo")) as package:
+            _prepare(folder, package)
+        if self.form == "table":
+            _show(session, folder)
+            return 0
+        records = {name: result.whole for name, result in _measured(session, folder)}
         value = {name: record.document for name, record in records.items()}
         print_result(session, value, lambda _: _document(records), self.form)
-        if report:
-            print(f"\nreport  {report}")
         return 0
 
 
-def _report(session: Session, runs: Path, folder: Path | None, form: str) -> str | None:
-    """Writes the report of the runs into `folder`, or where there is none into a new one among the
-    machine's temporary files; returns its path, or what to install first. None where the result is
-    printed for a program to read."""
-    if form != "table":
-        return None
-    from scoremode.errors import UsageError
+def _prepare(folder: Path, package: Path) -> None:
+    """Makes the demo's folder with its text and the dense model, or finds it as an earlier call left
+    it. Raises UsageError for a folder of something else, RunFolderError where it can't be written."""
+    from scoremode.lib.files import atomic, is_partial
+    from scoremode.results.folders.paths import check_folder
+
+    check_folder(folder)
+    another = "name another folder with -o DIR"
+    models = {
+        folder / "models" / "dense" / file.name: file for file in (package / "model").iterdir()
+    }
+    try:
+        there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        strange = [name for name in there if not is_partial(name, lambda own: own == TEXT)]
+        if strange and TEXT not in there:
+            raise UsageError(f"{folder}: holds {strange[0]}, and is no demo's: {another}")
+        for path, own in {folder / TEXT: package / TEXT, **models}.items():
+            if not os.path.lexists(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(path) as file:
+                    shutil.copyfile(own, file)
+            elif not filecmp.cmp(path, own, shallow=False):
+                raise UsageError(f"{path}: is not this demo's: {another}")
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _measured(session: Session, folder: Path) -> "Iterator[tuple[str, Result]]":
+    """Yields each variant's name and its run against the dense model, as soon as it is there."""
+    screen = session.screen
+    screen.stage("import")
+    from scoremode.demo.variants import measure_variants
+    from scoremode.text.corpus import from_file
+    from scoremode.text.protocol import preset
+
+    return measure_variants(
+        folder / "models" / "dense",
+        from_file(folder / TEXT),
+        preset("disjoint").override(context_length=CONTEXT),
+        folder,
+        command=session.command,
+        progress=screen.progress,
+        watch=screen.estimate if screen.is_terminal else None,
+        tell=screen.stage,
+    )
+
+
+def _show(session: Session, folder: Path) -> None:
+    """Prints what is done, each line of the table when it is known, and what to do with all that."""
+    screen = session.screen
+
+    def say(text: str) -> None:
+        with screen.aside():
+            print(text, flush=True)
+
+    say(
+        "Quantizes a tiny trained Llama in thirteen formats, and measures what each one lost\n"
+        f"on text that it has not seen. Models, runs and report go to {folder}.\n"
+    )
+    runs = _measured(session, folder)
+    from scoremode.demo.variants import table_lines
+
+    folders: dict[str, Path] = {}
+    records: dict[str, Done] = {}
+    say("\n".join(table_lines(records)))
+    for name, result in runs:
+        folders[name], records[name] = result.folder, result.whole
+        say(table_lines(records)[-1])
+    say(f"\n{_words(records)}")
+    screen.stage("report")
+    report = _report(session, folder)
+    say(f"\nreport  {report}\n\n{_next(folder, folders[_EXAMPLE])}")
+
+
+def _report(session: Session, folder: Path) -> str:
+    """Writes the report of the runs; returns its path, or what to install first."""
     from scoremode.report.page.chart_types import plotting
     from scoremode.report.page.document import write_report
 
@@ -71,45 +145,55 @@ def _report(session: Session, runs: Path, folder: Path | None, form: str) -> str
         plotting()
     except UsageError as error:
         return str(error)
-    session.screen.stage("report")
-    if folder is None:
-        import tempfile
-
-        folder = Path(tempfile.mkdtemp(prefix="scoremode-demo-report-"))
-    return str(write_report([runs], folder / "report.html", command=session.command)[0])
+    return str(write_report([folder / "runs"], folder / "report.html", command=session.command)[0])
 
 
-def _document(records: Mapping[str, "Done"]) -> "Document":
+def _document(records: "Mapping[str, Done]") -> "Document":
     from scoremode.demo.variants import variants_data
-    from scoremode.report.document import Document, Prose, interval_text
+    from scoremode.report.document import Document, Prose
 
-    first, table = records["dense"], variants_data(records)
-    words = (
-        f"{first.plan.scored:,} targets of held-out CPython documentation, protocol "
-        f"{first.protocol.name}, computed in {first.engine.dtype};\nthe dense model's "
-        f"perplexity is {interval_text(first.metrics['ppl'], '.2f')}, most of which is the text's.\n"
+    table = variants_data(records)
+    return Document((table, Prose(_words(records))), table)
+
+
+def _words(records: "Mapping[str, Done]") -> str:
+    from scoremode.report.document import interval_text
+
+    dense = records["dense"]
+    return (
+        f"{dense.plan.scored:,} targets of held-out CPython documentation, protocol\n"
+        f"{dense.protocol.name}, computed in {dense.engine.dtype}; the dense model's\n"
+        f"perplexity is {interval_text(dense.metrics['ppl'], '.2f')}, most of which is the text's.\n"
         "Ratios and KL(dense‖model) are paired, token by token, so the text cancels.\n"
-        "Names without A16 quantize activations too, as their checkpoints declare. The model is tiny "
-        "and made\nsensitive on purpose: the order is real, the sizes are its own."
+        "Names without A16 quantize activations too, as their checkpoints declare. The\n"
+        "model is tiny and made sensitive on purpose: the order is real, the sizes are\n"
+        "its own."
     )
-    return Document((table, Prose(words)), table)
 
 
-def _measure_all(folder: Path, session: Session) -> Mapping[str, "Done"]:
-    """Variant name → record against the packaged model, all of them in `folder`."""
-    screen = session.screen
-    screen.stage("import")
-    from scoremode.demo.variants import measure_variants
-    from scoremode.text.corpus import from_file
-    from scoremode.text.protocol import preset
+def _next(folder: Path, run: Path) -> str:
+    """Commands to try, as a shell takes them here."""
+    models, text = folder / "models", str(folder / TEXT)
+    ours = [str(models / _EXAMPLE), "--reference", str(models / "dense"), "-f", text]
+    commands = {
+        "All of them ranked, and which differ beyond luck with the text:": [
+            *("compare", str(folder / "runs"))
+        ],
+        "One of the runs in full:": ["show", "-v", str(run)],
+        "Any model against its base, on any text; folders, GGUF files or hub ids:": [
+            *("kld", *ours, "-c", str(CONTEXT))
+        ],
+    }
+    program = _program()
+    return "\n".join(
+        f"{what}\n  {shlex.join([*program, *words])}" for what, words in commands.items()
+    )
 
-    with resources.as_file(resources.files("scoremode.demo")) as package:
-        return measure_variants(
-            package / "model",
-            from_file(package / "heldout.txt"),
-            preset("disjoint").override(context_length=CONTEXT),
-            folder,
-            command=session.command,
-            progress=screen.progress,
-            tell=screen.stage,
-        )
+
+def _program() -> list[str]:
+    """The words by which a shell finds the program that runs."""
+    own = Path(sys.argv[0])
+    found = shutil.which("scoremode")
+    if found is not None and os.path.realpath(found) == os.path.realpath(own):
+        return ["scoremode"]
+    return [str(own)] if own.name == "scoremode" else [sys.executable, "-m", "scoremode"]

@@ -117,6 +117,14 @@ class Screen:
             self._put(f"scoremode: {escaped(text)}\n")
             self._draw()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Takes the line away while a block writes to the terminal."""
+        with self._lock:
+            self._erase()
+            yield
+            self._draw()
+
     def clear(self) -> None:
         """Removes the line, and shows nothing until the next stage: something else is to be written."""
         with self._lock:

@@ -22,6 +22,7 @@ from scoremode.demo.calibration import (
     observe,
     scale_by_inputs,
 )
+from scoremode.lib.files import write_text
 from scoremode.schemes.patterns import whole_of
 
 _FP8_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -124,8 +125,9 @@ VARIANTS = (
 
 
 def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
-    """Writes a copy of the model in `source` whose decoder linears are quantized to `target`."""
-    target.mkdir(parents=True)
+    """Writes a copy of the model in `source` whose decoder linears are quantized to `target`; a kill
+    leaves it without a config, which comes last. Raises RunFolderError."""
+    target.mkdir(parents=True, exist_ok=True)
     tensors = load_file(source / "model.safetensors")
     calibrated = variant.format in ("awq", "gptq")
     inputs = inputs_of_linears(source) if calibrated else {}
@@ -147,11 +149,15 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
         else:
             quantized[name] = tensor
     save_file(quantized, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = variant.config()
-    (target / "config.json").write_text(json.dumps(config, indent=2))
     for file in source.glob("tokenizer*.json"):
         shutil.copyfile(file, target / file.name)
+    write_text(target / "config.json", config_text(source, variant))
+
+
+def config_text(source: Path, variant: Variant) -> str:
+    """The `config.json` of the model in `source`, quantized."""
+    config = json.loads((source / "config.json").read_text())
+    return json.dumps(config | {"quantization_config": variant.config()}, indent=2)
 
 
 def quantize_weight(

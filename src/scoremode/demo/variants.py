@@ -1,16 +1,20 @@
 """A dense model and its quantized variants, all measured on one text, and the table of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.demo.quantize import VARIANTS, config_text, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
+from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.report.document import Table, interval, measured, number, words
+from scoremode.report.rendering import table_text
+from scoremode.results.folders.store import drop_beginnings
 from scoremode.results.record.definition import Done
+from scoremode.results.record.section import Metric
 from scoremode.runs.measure import measure
-from scoremode.runs.request import Request, TotalProgress
+from scoremode.runs.request import Request, Result, TotalProgress, Watch
 from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
@@ -38,40 +42,61 @@ def measure_variants(
     *,
     command: tuple[str, ...],
     progress: TotalProgress | None = None,
+    watch: Watch | None = None,
     tell: Tell = lambda *_: None,
-) -> dict[str, Done]:
-    """Variant name → its record against the dense `model`, which is the first, named `dense`.
+) -> Iterator[tuple[str, Result]]:
+    """Yields each variant's name and its run against the dense `model`, which is the first, named
+    `dense`, as soon as it is measured.
 
-    Quantized models go to `folder`/models, what the dense one predicts to `folder`/reference, the
-    others' runs to `folder`/runs. `tell` is called with each stage that begins, and of which model.
+    Quantized models go to `folder`/models, what the dense one predicts to `folder`/reference, all
+    others' runs to `folder`/runs. What an earlier call left there is gone on with. `tell` is called
+    with each stage that begins, and of which model; `watch` with the estimates of the passes done.
     """
-    models = folder / "models"
-    if models.exists():
-        raise UsageError(f"{models}: is there already; give a new --output-path")
-    paths = {"dense": model}
-    for variant in VARIANTS:
-        tell(f"quantizing {variant.name}", "")
-        paths[variant.name] = models / variant.name
-        quantize_folder(model, paths[variant.name], variant)
-    reference = folder / "reference"
-    records = {}
-    for count, (name, path) in enumerate([("reference", model), *paths.items()]):
-        is_base = name == "reference"
-        of = "the base" if is_base else f"{name} ({count} of {len(paths)})"
-        request = Request(
-            model=str(path),
-            corpus=corpus,
-            protocol=protocol,
-            options=TorchOptions(),
-            output=reference if is_base else folder / "runs",
-            keep="stored" if is_base else None,
-            reference=None if is_base else str(reference),
-            command=command,
+    reference, runs = folder / "reference", folder / "runs"
+    drop_beginnings(runs)
+    base = Request(
+        model=str(model),
+        corpus=corpus,
+        protocol=protocol,
+        options=TorchOptions(),
+        output=reference,
+        keep="stored",
+        resume="if-there",
+        command=command,
+    )
+
+    def measured(request: Request, of: str) -> Result:
+        clock = StageClock(tell=lambda stage, _: tell(stage, of))
+        return measure(request, progress=progress, clock=clock, watch=watch)
+
+    measured(base, "the base")
+    request = replace(base, output=runs, keep=None, reference=str(reference))
+    for count, variant in enumerate((None, *VARIANTS), 1):
+        name = variant.name if variant else "dense"
+        of = f"{name} ({count} of {1 + len(VARIANTS)})"
+        if variant:
+            tell("quantizing", of)
+            quantized = folder / "models" / name
+            if not _is_there(quantized, config_text(model, variant)):
+                quantize_folder(model, quantized, variant)
+            request = replace(request, model=str(quantized))
+        yield name, measured(request, of)
+
+
+def _is_there(folder: Path, config: str) -> bool:
+    """Tells whether an earlier call wrote the model of this config. Raises UsageError where another one
+    is there."""
+    try:
+        found = read_regular(folder / "config.json", MOST_JSON)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{folder / 'config.json'}: {error.strerror}") from None
+    if found != config.encode():
+        raise UsageError(
+            f"{folder}: is no model of this demo's: remove it, or name another folder with -o DIR"
         )
-        clock = StageClock(tell=lambda stage, _, of=of: tell(stage, of))
-        records[name] = measure(request, progress=progress, clock=clock).record
-    del records["reference"]
-    return records
+    return True
 
 
 def variants_data(records: Mapping[str, Done]) -> Table:
@@ -85,3 +110,14 @@ def variants_data(records: Mapping[str, Done]) -> Table:
             (name, body, metrics["ppl"], ratio, ratio.ci95, metrics["kld"], p99, metrics["top1"])
         )
     return Table(_COLUMNS, tuple(rows))
+
+
+def table_lines(records: Mapping[str, Done]) -> list[str]:
+    """The table's lines in a terminal, as wide as all variants need it: no later one changes them."""
+    ends = (1.0, 1.0)
+    ppl, ratio, part = (Metric(value, ends, 1) for value in (99.9999, 1.9999, 1.0))
+    longest = max((variant.name for variant in VARIANTS), key=len)
+    widest = (longest, 16.0, ppl, ratio, ends, part, 1.0, part)
+    table = variants_data(records)
+    header, rule, _, *lines = table_text(replace(table, rows=(widest, *table.rows))).splitlines()
+    return [header, rule, *lines]
