@@ -16,6 +16,8 @@ from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import CheckpointError, EngineError, ReferenceUnusable, RunFolderError
 from scoremode.runs.measure import measure
 from scoremode.runs.rescore.verify import VerifyRequest, verify
+from scoremode.runs.sweep.manifest import SweepRequest
+from scoremode.runs.sweep.sweep import run_sweep
 
 TEXT = "It is a truth universally acknowledged, that a single man, " * 20
 FLOAT = TorchOptions(device="cpu", dtype="float32", batch_windows=4)
@@ -96,6 +98,19 @@ def test_a_file_is_no_distance_from_its_own_decoded_weights(is_kept, pair, tmp_p
     dtypes = [section["engine"]["dtype"] for section in (record, record["reference"])]
     assert dtypes == ["float32" if is_kept else "bfloat16"] * 2
     assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
+
+
+def test_a_base_that_is_none_beside_llama_cpps_arithmetic(packed, pair, tmp_path):
+    """Kept for a sweep as it runs beside one model: what its weights are, in float32."""
+    options = replace(FLOAT, dtype="auto", arithmetic="llama.cpp")
+    asked = ask(packed, tmp_path / "runs", pair, reference=str(pair[0]), options=options)
+    beside = measure(asked).record.document
+    swept = SweepRequest((str(packed),), (asked,), tmp_path / "swept", ())
+    (result,) = run_sweep(swept).results
+    assert result is not None
+    kept = result.record.document
+    assert kept["reference"]["engine"]["arithmetic"] == "weights"
+    assert kept["metrics"]["kld"]["value"] == beside["metrics"]["kld"]["value"] > 0
 
 
 @pytest.mark.parametrize("head", ["stored", "checkpoint"])

@@ -246,8 +246,9 @@ class Options(Protocol):
         tokens. Raises ScoremodeError, and EngineError where nothing runs beside another."""
         ...
 
-    def of_base(self) -> "Options":
-        """Returns these options for a base: its keys and values are in no quantized cache."""
+    def of_base(self, checkpoint: Checkpoint) -> "Options":
+        """Returns these options for the base in `checkpoint`: its keys and values are in no quantized
+        cache."""
         ...
 
     def in_dtype_of(self, checkpoint: Checkpoint) -> "Options":

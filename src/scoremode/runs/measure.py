@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.lib.processes import run_apart
@@ -68,8 +69,9 @@ def measure(
             clock.begin("base")
             kept = None
             if request.captures_base:
-                alike = replace(request, options=request.options.in_dtype_of(checkpoint))
-                kept = at_end.enter_context(_captured(alike, planned, clock, progress, notify))
+                kept = at_end.enter_context(
+                    _captured(request, checkpoint, planned, clock, progress, notify)
+                )
             baseline = open_baseline(request, planned, checkpoint, kept)
             at_end.callback(baseline.close)
             options = baseline.beside(options)
@@ -114,18 +116,23 @@ def follow(request: Request) -> None:
 @contextmanager
 def _captured(
     request: Request,
+    checkpoint: Checkpoint,
     planned: PlannedText,
     clock: StageClock,
     progress: TotalProgress | None,
     notify: Callable[[str], None],
 ) -> Iterator[Path]:
-    """The request's base as a reference, where its engine runs one model at a time.
+    """The base of a request, whose model is in `checkpoint`, as a reference, where its engine runs one
+    model at a time.
 
     It lies beside the runs, and is gone at the end. An interrupted run leaves it, and goes on from it.
     """
     assert isinstance(request.reference, ModelFiles)
+    options = request.options.in_dtype_of(checkpoint)
+    base = open_checkpoint(request.reference, code=options.trust_remote_code)
     capture = replace(
         request,
+        options=options.of_base(base),
         model=request.reference,
         revision=request.reference_revision,
         swaps=(),
@@ -139,8 +146,8 @@ def _captured(
         judge=None,
         keep="stored",
     )
-    base = plan_of_base(planned, request.corpus, request.reference, request.tokenizer)
-    key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
+    own = plan_of_base(planned, request.corpus, request.reference, request.tokenizer)
+    key = f"{request.reference} {request.reference_revision} {own.plan.sha256} {capture.options}"
     folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
     if folder.is_symlink():
         raise RunFolderError(f"{folder}: is a link, not what a run has left: remove it")

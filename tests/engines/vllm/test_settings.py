@@ -201,10 +201,13 @@ def test_the_command_says_so_in_one_line(flags, message, demo, capsys, tmp_path)
     assert message in line and out == "" and not (tmp_path / "runs").exists()
 
 
-def test_a_base_has_no_quantized_cache():
-    assert "kv_cache_dtype" not in options("--kv-cache", "fp8_e5m2").of_base().arguments
-    assert options("--kv-cache", "bf16").of_base().arguments["kv_cache_dtype"] == "bfloat16"
-    assert dict(options().of_base().arguments) == dict(options().arguments)
+def test_a_base_has_no_quantized_cache(demo):
+    def of_base(*words: str):
+        return dict(options(*words).of_base(open_checkpoint(str(demo / "model"))).arguments)
+
+    assert "kv_cache_dtype" not in of_base("--kv-cache", "fp8_e5m2")
+    assert of_base("--kv-cache", "bf16")["kv_cache_dtype"] == "bfloat16"
+    assert of_base() == dict(options().arguments)
 
 
 def test_a_base_has_the_dtype_that_its_models_config_names(demo):

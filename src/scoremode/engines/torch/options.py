@@ -89,18 +89,19 @@ class TorchOptions:
     def make_base(
         self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
     ) -> "TorchEngine":
-        from scoremode.engines.torch.builder import is_gguf_checkpoint
         from scoremode.engines.torch.engine import build_engine
 
-        options = self.of_base()
+        return build_engine(checkpoint, self.of_base(checkpoint), vocabulary, longest)
+
+    def of_base(self, checkpoint: Checkpoint) -> "TorchOptions":
+        from scoremode.engines.torch.builder import is_gguf_checkpoint
+
+        # What a cache costs is told against one in the dtype that is computed in.
+        options = replace(self, kv_cache="none")
         if self.arithmetic == "llama.cpp" and not is_gguf_checkpoint(checkpoint):
             # A GGUF file's alone: any other base is what its weights are, in float32, too.
-            options = replace(options, arithmetic="weights", dtype="float32")
-        return build_engine(checkpoint, options, vocabulary, longest)
-
-    def of_base(self) -> "TorchOptions":
-        # What a cache costs is told against one in the dtype that is computed in.
-        return replace(self, kv_cache="none")
+            return replace(options, arithmetic="weights", dtype="float32")
+        return options
 
     def in_dtype_of(self, checkpoint: Checkpoint) -> "TorchOptions":
         if self.dtype != "auto":
@@ -181,8 +182,8 @@ class InMemoryOptions:
         device = str(next(self.checkpoint.module.parameters()).device)
         return replace(self.base, device=device).make_base(checkpoint, vocabulary, longest)
 
-    def of_base(self) -> TorchOptions:
-        return self.base.of_base()
+    def of_base(self, checkpoint: Checkpoint) -> TorchOptions:
+        return self.base.of_base(checkpoint)
 
     def in_dtype_of(self, checkpoint: Checkpoint) -> Self:
         """A base in the module's dtype, that of its head, as `InMemoryEngine` says it."""

@@ -63,7 +63,7 @@ class VllmOptions:
             "(scoremode reference)"
         )
 
-    def of_base(self) -> "VllmOptions":
+    def of_base(self, checkpoint: Checkpoint) -> "VllmOptions":
         """Returns these options without a cache in fewer than 16 bits; one in 16 is kept, which the
         base may need to be without what its checkpoint declares."""
         given = dict(self.arguments)

@@ -213,13 +213,14 @@ def _options_of_base(pair: Request, models: list[str]) -> Options:
     """The options of the base, which runs once: in its own dtype where that has 16 bits, else in that
     of the first of `models` that can be opened. Raises ScoremodeError."""
     options, code = pair.options, pair.options.trust_remote_code
+    files = pair.base_files()
+    assert files is not None
+    base = open_checkpoint(files, code=code)
     if options.dtype != "auto":
-        return options
-    base = pair.base_files()
-    assert base is not None
-    own = options.in_dtype_of(open_checkpoint(base, code=code))
+        return options.of_base(base)
+    own = options.in_dtype_of(base)
     if own.dtype in ("bfloat16", "float16"):
-        return options
+        return options.of_base(base)
     for model in models:
         try:
             checkpoint = open_checkpoint(resolve_model(model, pair.revision), code=code)
@@ -228,8 +229,8 @@ def _options_of_base(pair: Request, models: list[str]) -> Options:
             continue
         alike = options.in_dtype_of(checkpoint)
         # What is left to the engine stays so: a base that was kept before is the same one.
-        return options if alike.dtype == own.dtype else alike
-    return options
+        return (options if alike.dtype == own.dtype else alike).of_base(base)
+    return options.of_base(base)
 
 
 def _capture(request: Request, options: Options) -> Request:
@@ -238,7 +239,7 @@ def _capture(request: Request, options: Options) -> Request:
     return replace(
         request,
         model=request.reference,
-        options=options.of_base(),
+        options=options,
         revision=request.reference_revision,
         quantization=None,
         reference=None,
