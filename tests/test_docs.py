@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from support.comparisons import made
 
 from scoremode.cli.main import parsed_command
@@ -44,25 +43,6 @@ def test_every_command_on_a_page_is_one(page):
     assert commands
     for line in commands:
         parsed_command(shlex.split(line, comments=True)[1:])
-
-
-def test_an_action_on_a_page_has_what_it_installs():
-    """A folder that pip is given is a checkout of an earlier step, and every command is one."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    workflows = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.M))
-    jobs = [job for found in workflows for job in (found.get("jobs") or {}).values()]
-    assert jobs
-    for job in jobs:
-        there: set[str] = set()
-        for step in job["steps"]:
-            if str(step.get("uses")).startswith("actions/checkout@"):
-                there.add(step.get("with", {}).get("path", "."))
-            for line in step.get("run", "").splitlines():
-                folders = re.findall(r"pip install \./(\S+)", line)
-                assert there.issuperset(folders), line
-                if line.startswith("scoremode "):
-                    parsed_command(shlex.split(line.partition(" >>")[0])[1:])
 
 
 def test_the_demos_table_has_the_columns_that_the_demo_prints():
