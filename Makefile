@@ -111,7 +111,7 @@ test-browser: $(READY)
 
 #: test-tasks          tasks against lm-evaluation-harness's own hf backend, over small data sets made here
 test-tasks: .venv-tasks/.ready
-	OMP_NUM_THREADS=1 .venv-tasks/bin/python -m pytest $(PYTEST_ARGS) --numprocesses auto tests/tasks \
+	OMP_NUM_THREADS=1 .venv-tasks/bin/python -m pytest $(PYTEST_ARGS) --numprocesses auto tests/harness \
 	  tests/features/test_tasks.py tests/features/test_lm_eval_pages.py tests/text/test_wikitext.py tests/test_lm.py
 
 #: test-llmcompressor  a pipeline of llm-compressor's, gated in memory, its recipes' parser on ours; torchao's modules

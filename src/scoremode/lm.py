@@ -20,8 +20,8 @@ from lm_eval.api.registry import register_model  # pyright: ignore[reportMissing
 from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
 from scoremode.cli.tasks import Tasks, request_for
 from scoremode.errors import UsageError
-from scoremode.tasks.chat import ChatPrompts
-from scoremode.tasks.requests import ChatLM, Key, key_of, text_requests
+from scoremode.harness.chat import ChatPrompts
+from scoremode.harness.requests import ChatLM, Key, key_of, text_requests
 from scoremode.text.task_requests import request_corpus
 
 __all__ = ["ScoremodeLM"]

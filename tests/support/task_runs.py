@@ -8,11 +8,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.harness.metrics import HarnessResults, tasks_section
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request, Result
-from scoremode.tasks.metrics import HarnessResults, tasks_section
 from scoremode.text.task_requests import (
     TASKS,
     PlannedCorpus,

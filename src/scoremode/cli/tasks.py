@@ -29,8 +29,8 @@ from scoremode.spec.values import finite, whole
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.model_files import ModelFiles
+    from scoremode.harness.harness import Harness
     from scoremode.runs.request import Request
-    from scoremode.tasks.harness import Harness
     from scoremode.text.task_requests import RequestCorpus
 
 __all__ = ["Tasks", "request_for"]
@@ -127,8 +127,8 @@ class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engin
         if self.include_path is not None and not self.include_path.is_dir():
             raise UsageError(f"--include-path {self.include_path}: isn't a folder")
         from scoremode.checkpoint.model_files import resolve_model, tokenizer_places
-        from scoremode.tasks.chat import ChatPrompts
-        from scoremode.tasks.harness import Harness, Prompting
+        from scoremode.harness.chat import ChatPrompts
+        from scoremode.harness.harness import Harness, Prompting
 
         places = tokenizer_places(self.tokenizer, resolve_model(model_of(self), self.revision))
 

@@ -5,9 +5,9 @@ import math
 import pytest
 from support.task_runs import QUESTIONS, measured_requests, rounded
 
+from scoremode.harness.metrics import HarnessResults
 from scoremode.results.folders.store import read_scores
 from scoremode.results.folders.tables import ANSWERS, read_table
-from scoremode.tasks.metrics import HarnessResults
 
 
 @pytest.fixture(scope="module")

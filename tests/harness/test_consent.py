@@ -31,7 +31,7 @@ TASK = "task: t\ndataset_path: json\n"
     ],
 )
 def test_code_is_refused_by_file_and_line(text, words, tmp_path):
-    from scoremode.tasks.harness import check_folder
+    from scoremode.harness.harness import check_folder
 
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "t.yaml").write_text(TASK + text)
@@ -44,7 +44,7 @@ def test_code_is_refused_by_file_and_line(text, words, tmp_path):
 def test_a_folder_without_is_taken_and_the_harnesss_own_tasks_are_trusted(tmp_path):
     import lm_eval  # pyright: ignore[reportMissingImports]
 
-    from scoremode.tasks.harness import check_folder
+    from scoremode.harness.harness import check_folder
 
     own = f"{lm_eval.__path__[0]}/tasks/wikitext/wikitext.yaml"
     assert "!function" in Path(own).read_text()
@@ -57,7 +57,7 @@ def test_a_folder_without_is_taken_and_the_harnesss_own_tasks_are_trusted(tmp_pa
 def test_templates_are_sandboxed_and_write_the_same(tmp_path):
     from lm_eval import utils  # pyright: ignore[reportMissingImports]
 
-    from scoremode.tasks.harness import sandboxed
+    from scoremode.harness.harness import sandboxed
 
     text = "{{ a | regex_replace('b', 'c') }}\n"
     escape = "{{ cycler.__init__.__globals__ }}"
@@ -71,8 +71,8 @@ def test_templates_are_sandboxed_and_write_the_same(tmp_path):
 
 
 def test_without_consent_nothing_of_the_folder_is_imported(local_data, demo):
-    from scoremode.tasks.chat import ChatPrompts
-    from scoremode.tasks.harness import Harness, Prompting
+    from scoremode.harness.chat import ChatPrompts
+    from scoremode.harness.harness import Harness, Prompting
 
     speaker = ChatPrompts([resolve_local(demo / "model")])
     with pytest.raises(UsageError, match=r"who.yaml, line \d+: !function who\.\w+: runs Python"):
@@ -80,8 +80,8 @@ def test_without_consent_nothing_of_the_folder_is_imported(local_data, demo):
 
 
 def test_a_folder_without_code_needs_no_consent(local_data, demo, tmp_path):
-    from scoremode.tasks.chat import ChatPrompts
-    from scoremode.tasks.harness import Harness, Prompting
+    from scoremode.harness.chat import ChatPrompts
+    from scoremode.harness.harness import Harness, Prompting
 
     (tmp_path / "ends.yaml").write_text((local_data / "ends.yaml").read_text())
     speaker = ChatPrompts([resolve_local(demo / "model")])

@@ -6,7 +6,7 @@ import pytest
 
 from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import TokenizerError
-from scoremode.tasks.chat import ChatPrompts
+from scoremode.harness.chat import ChatPrompts
 
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"

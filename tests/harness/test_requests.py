@@ -16,7 +16,7 @@ def instance(*args, doc_id=3, task_name="t", idx=1):
 
 
 def test_requests_keep_whose_they_are():
-    from scoremode.tasks.requests import text_requests
+    from scoremode.harness.requests import text_requests
 
     found = text_requests(
         [instance("a", " b"), instance("page"), instance("c", "d", doc_id=None, task_name=None)]
@@ -29,7 +29,7 @@ def test_requests_keep_whose_they_are():
 
 
 def test_an_answer_is_of_the_very_texts():
-    from scoremode.tasks.requests import answer_of
+    from scoremode.harness.requests import answer_of
 
     answers = {("a", " b"): (-1.5, True), (None, "a b"): (-9.0, False)}
     assert answer_of(instance("a", " b"), answers) == (-1.5, True)
@@ -39,6 +39,6 @@ def test_an_answer_is_of_the_very_texts():
 
 
 def test_generated_text_is_refused_by_name():
-    from scoremode.tasks.requests import refusal
+    from scoremode.harness.requests import refusal
 
     assert str(refusal(["gsm8k", None, "gsm8k"])).startswith("a request, gsm8k: generates text")

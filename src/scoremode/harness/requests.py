@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import UsageError
-from scoremode.tasks.chat import ChatPrompts
+from scoremode.harness.chat import ChatPrompts
 from scoremode.text.task_requests import TextRequest
 
 # A request: its context, None for a whole text, and the text that counts.

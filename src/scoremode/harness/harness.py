@@ -36,12 +36,12 @@ from lm_eval.api.registry import metric_registry  # pyright: ignore[reportMissin
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import CorpusError, ScoremodeError, UsageError, words_of
+from scoremode.harness.chat import ChatPrompts
+from scoremode.harness.metrics import HarnessResults, tasks_section
+from scoremode.harness.requests import ChatLM, Key, answer_of, refusal, text_requests
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
-from scoremode.tasks.chat import ChatPrompts
-from scoremode.tasks.metrics import HarnessResults, tasks_section
-from scoremode.tasks.requests import ChatLM, Key, answer_of, refusal, text_requests
 from scoremode.text.task_requests import PlannedCorpus, RequestCorpus, request_corpus
 
 _OWN = Path(lm_eval.tasks.__file__).parent.resolve()

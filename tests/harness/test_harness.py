@@ -8,7 +8,7 @@ from support.local_tasks import ALL
 
 from scoremode.checkpoint.model_files import resolve_local
 from scoremode.errors import CorpusError, TokenizerError, UsageError
-from scoremode.tasks.chat import ChatPrompts
+from scoremode.harness.chat import ChatPrompts
 
 pytest.importorskip("lm_eval", reason=NEEDED)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def harness(demo, local_data):
     def make(*tasks: str, **more):
-        from scoremode.tasks.harness import Harness, Prompting
+        from scoremode.harness.harness import Harness, Prompting
 
         prompting = Prompting(tasks, include_path=local_data, runs_code=True, **more)
         return Harness(prompting, ChatPrompts([resolve_local(demo / "model")]), quiet=True)
@@ -42,7 +42,7 @@ def test_examples_and_limits_are_the_harnesss(harness):
 
 
 def test_its_bootstraps_are_drawn_in_this_process():
-    from scoremode.tasks.harness import _one_process
+    from scoremode.harness.harness import _one_process
 
     before = os.environ.get("DISABLE_MULTIPROC")
     with _one_process():
