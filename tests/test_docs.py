@@ -13,8 +13,8 @@ from support.comparisons import made
 from scoremode.cli.main import parsed_command
 from scoremode.demo.variants import _COLUMNS
 from scoremode.report.checks import verify_document
-from scoremode.report.document import columns_table
-from scoremode.report.rendering import document_text
+from scoremode.report.document import Column, Table
+from scoremode.report.terminal import document_text, table_text
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison
 
@@ -48,9 +48,8 @@ def test_every_command_on_a_page_is_one(page):
 def test_the_demos_table_has_the_columns_that_the_demo_prints():
     (block,) = (b for b in blocks("README.md") if "95 % of the ratio" in b)
     header, rule, *rows = block.splitlines()
-    printed = columns_table(
-        [column.head for column in _COLUMNS], [re.split(r"\s{2,}", row) for row in rows]
-    )
+    columns = tuple(Column(column.head, None) for column in _COLUMNS)
+    printed = table_text(Table(columns, tuple(tuple(re.split(r"\s{2,}", row)) for row in rows)))
     assert printed == block.rstrip("\n") and set(rule) == {"-"} and "KLD p99" in header
     assert "the last digits depend on the CPU" in (ROOT / "README.md").read_text()
 

@@ -25,7 +25,7 @@ from scoremode.cli.screen import Screen
 from scoremode.demo.variants import measure_variants, variants_data
 from scoremode.report.document import interval_text
 from scoremode.report.page.document import write_report
-from scoremode.report.rendering import table_text
+from scoremode.report.terminal import table_text
 from scoremode.results.record.definition import Done
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset

@@ -194,8 +194,8 @@ class Run:
         _require(self, asked)
 
     def __str__(self) -> str:
-        from scoremode.report.rendering import document_text
         from scoremode.report.run import finished_document
+        from scoremode.report.terminal import document_text
 
         return document_text(finished_document(self.record, self.folder))
 

@@ -22,7 +22,7 @@ from support.sparse_checkpoints import experts, llama70b, nvfp4, packed, w4a16, 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.cli.main import main
 from scoremode.report.inspection import inspect_document
-from scoremode.report.rendering import document_text
+from scoremode.report.terminal import document_text
 
 KEYS = {
     *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),

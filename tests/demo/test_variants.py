@@ -9,7 +9,7 @@ from scoremode.demo import variants
 from scoremode.demo.quantize import VARIANTS
 from scoremode.demo.variants import variants_data
 from scoremode.errors import UsageError
-from scoremode.report.rendering import table_text
+from scoremode.report.terminal import table_text
 from scoremode.results.record.section import Metric
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset

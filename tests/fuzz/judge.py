@@ -12,7 +12,7 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.cli.inspect import inspect
 from scoremode.errors import ScoremodeError
 from scoremode.report.inspection import inspect_document
-from scoremode.report.rendering import document_text
+from scoremode.report.terminal import document_text
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.fused_experts import Stacked, input_tensors
 from scoremode.schemes.resolve import Schemes, resolve

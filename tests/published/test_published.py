@@ -26,7 +26,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
 from scoremode.report.inspection import inspect_document
-from scoremode.report.rendering import document_text
+from scoremode.report.terminal import document_text
 from scoremode.runs.planning import plan_text
 from scoremode.schemes.modelopt_config import parse_modelopt
 from scoremode.text.corpus import from_string

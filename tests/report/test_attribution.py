@@ -5,7 +5,8 @@ from pathlib import Path
 from support.record_fields import fields
 
 from scoremode.report.attribution import attribution_document, recipe_document
-from scoremode.report.rendering import document_text, table_csv
+from scoremode.report.rendering import table_csv
+from scoremode.report.terminal import document_text
 
 
 def metric(value, **more):

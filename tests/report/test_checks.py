@@ -3,7 +3,8 @@
 from typing import Any
 
 from scoremode.report.checks import check_document, verify_document
-from scoremode.report.rendering import document_text, table_csv
+from scoremode.report.rendering import table_csv
+from scoremode.report.terminal import document_text
 
 FINDINGS = [
     ("metrics", "ppl", "held", "46.95"),
@@ -38,7 +39,8 @@ def test_what_held_is_one_line_and_the_rest_is_told():
     assert "metrics: kld        WRONG: its kld is 1, and its scores give 2" in text
     assert text.count("not compared: made by 0.0.9") == 1 and "metrics: 2 of them" in text
     assert "2 of 20 windows by m" in text and "\x1b" not in text
-    assert lines[-1] == "held: 3; could not be checked: 3; wrong: 1"
+    # First, and not once more behind.
+    assert lines[0] == "held: 3; could not be checked: 3; wrong: 1" and text.count("held: 3") == 1
     assert "runs/b: is not done" in text
     assert "not checked         nothing holds these fields of the record: command, x" in text
     assert "at least 0.1 for 1 of them, 0.651 for 10 of them" in text

@@ -11,7 +11,8 @@ from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.compare import compare_document
 from scoremode.report.document import Document
-from scoremode.report.rendering import document_markdown, document_text, table_csv
+from scoremode.report.rendering import document_markdown, table_csv
+from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
 
 PLACES = overlapping(9000, CONTEXT, 64)

@@ -1,5 +1,6 @@
 """The table of a run against a base: every number of it, and no character that does something."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,8 @@ from support.comparisons import made, overlapping
 from support.record_fields import fields
 from support.run_folders import CONTEXT, write_run
 
-from scoremode.report.rendering import document_text
 from scoremode.report.run import _reference, kld_document, run_document
+from scoremode.report.terminal import document_text
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.record.definition import read_document
 from scoremode.results.statistics.divergence import worst_tokens
@@ -88,7 +89,13 @@ def test_the_number_comes_first_and_details_where_asked(run):
         document_text(kld_document(read_document(record), folder, verbose=verbose))
         for verbose in (False, True)
     )
+    verdict, short = short.split("\n\n")
     rows = short.splitlines()
+    assert re.fullmatch(
+        r"one: KLD [\d.]+ nats \[\S+, \S+\], same top-1 [\d.]+% \[\S+, \S+\], "
+        r"PPL / base [\d.]+ \[\S+, \S+\], against base",
+        verdict,
+    )
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
     assert rows[1].startswith("against ")
     assert "\n\n" not in short and len(rows) == 13
@@ -97,7 +104,7 @@ def test_the_number_comes_first_and_details_where_asked(run):
     )
     assert over in line(short, "over")
     assert line(short, "more").endswith(f"scoremode show {folder} -v")
-    assert rows[:-1] == long.partition("\n\n")[0].splitlines()
+    assert rows[:-1] == long.split("\n\n")[1].splitlines()
     for name in ("softmax over", "arithmetic", "device", "KLD percentiles", "base's confidence"):
         assert f"\n{name} " in long and f"\n{name} " not in short
 

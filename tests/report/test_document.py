@@ -10,7 +10,6 @@ from scoremode.report.document import (
     Prose,
     Said,
     Table,
-    columns_table,
     counted,
     data,
     ends,
@@ -18,13 +17,13 @@ from scoremode.report.document import (
     interval_text,
     measured,
     number,
-    pairs,
     printable,
     size,
     without_interval,
     words,
 )
-from scoremode.report.rendering import document_markdown, document_text
+from scoremode.report.rendering import document_markdown
+from scoremode.report.terminal import document_text
 from scoremode.results.record.section import Metric
 
 
@@ -93,13 +92,18 @@ def test_nothing_that_a_file_holds_acts_on_a_terminal(form, signs):
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert columns_table(("name", "n"), [("a", "1"), ("longer", "1,000")]).splitlines() == [
+    table = Table((words("name", None), number("n", None, ",d")), (("a", 1), ("longer", 1000)))
+    facts = Facts((("a", "1"), ("", "2"), ("bcd", "3")))
+    assert document_text(Document((facts, table), table)).splitlines() == [
+        "a    1",
+        "     2",
+        "bcd  3",
+        "",
         "name        n",
         "-------------",
         "a           1",
         "longer  1,000",
     ]
-    assert pairs([("a", "1"), ("", "2"), ("bcd", "3")]) == "a    1\n     2\nbcd  3"
 
 
 def test_an_interval_and_one_that_is_not_there():

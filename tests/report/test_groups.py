@@ -12,8 +12,9 @@ from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.report.document import rate
 from scoremode.report.groups import compared_groups, group_counts, groups_document
-from scoremode.report.rendering import document_markdown, document_text, table_csv
+from scoremode.report.rendering import document_markdown, table_csv
 from scoremode.report.run import kld_document, run_document
+from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.definition import read_document

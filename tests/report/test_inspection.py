@@ -7,7 +7,8 @@ from support.sparse_checkpoints import packed, w4a16, write_holes
 
 from scoremode.cli.inspect import inspect
 from scoremode.report.inspection import generation_document, inspect_document
-from scoremode.report.rendering import document_text, table_csv
+from scoremode.report.rendering import table_csv
+from scoremode.report.terminal import document_text
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 

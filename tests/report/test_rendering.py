@@ -28,13 +28,12 @@ from scoremode.report.document import (
 )
 from scoremode.report.rendering import (
     document_markdown,
-    document_text,
     literal,
     preformatted,
     table_csv,
     table_markdown,
-    table_text,
 )
+from scoremode.report.terminal import document_text, table_text
 from scoremode.results.record.section import Metric
 
 GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])

@@ -16,7 +16,7 @@ from scoremode.errors import UsageError
 from scoremode.report.compare import compare_document
 from scoremode.report.page.data import report_data
 from scoremode.report.page.document import section_part
-from scoremode.report.rendering import document_text, table_csv, table_text
+from scoremode.report.rendering import table_csv
 from scoremode.report.run import (
     finished_document,
     kld_document,
@@ -27,6 +27,7 @@ from scoremode.report.run import (
     tasks_of_runs,
     worst_facts,
 )
+from scoremode.report.terminal import document_text, table_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.definition import read_document

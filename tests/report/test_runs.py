@@ -7,8 +7,9 @@ import re
 from support.run_folders import scores_of, write_run
 
 from scoremode.report.document import data
-from scoremode.report.rendering import document_markdown, document_text, table_csv, table_text
+from scoremode.report.rendering import document_markdown, table_csv
 from scoremode.report.runs import foreseen_document, runs_table, status_document
+from scoremode.report.terminal import document_text, table_text
 from scoremode.results.comparison.ranking import base_row, run_row
 from scoremode.results.folders.store import read_record
 

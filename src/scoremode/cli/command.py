@@ -234,8 +234,9 @@ def exit_code_of(judged: "Sequence[gates.Gate]") -> int:
     return GateNotMet.exit_code if failed else 0
 
 
-def rendered(document: "Document", form: str) -> str:
-    """A document as a table, Markdown or CSV, with one newline at its end."""
+def rendered(document: "Document", form: str, *, in_file: bool = False) -> str:
+    """A document as a table, Markdown or CSV, with one newline at its end; a table is made for stdout,
+    or, `in_file`, for any reader."""
     if form == "csv":
         from scoremode.report.rendering import table_csv
 
@@ -244,9 +245,9 @@ def rendered(document: "Document", form: str) -> str:
         from scoremode.report.rendering import document_markdown
 
         return document_markdown(document) + "\n"
-    from scoremode.report.rendering import document_text
+    from scoremode.report.terminal import FILE, document_text, terminal_of
 
-    return document_text(document) + "\n"
+    return document_text(document, FILE if in_file else terminal_of(sys.stdout)) + "\n"
 
 
 def print_result(

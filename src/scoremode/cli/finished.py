@@ -173,12 +173,11 @@ class Compare(Runs, Command):
 
             # ASCII: a model's name may hold what does something to a terminal.
             text = json_text({**value, "command": list(session.command)}, ascii_only=True)
-        elif self.groups:
-            if not value["groups"]:
-                raise UsageError("--groups: none of the runs was measured with --group-by")
-            text = rendered(compared_groups(value["groups"]), self.form)
         else:
-            text = rendered(compare_document(value), self.form)
+            if self.groups and not value["groups"]:
+                raise UsageError("--groups: none of the runs was measured with --group-by")
+            document = compared_groups(value["groups"]) if self.groups else compare_document(value)
+            text = rendered(document, self.form, in_file=self.output is not None)
         if self.output is not None:
             write_output(self.output, text)
         else:

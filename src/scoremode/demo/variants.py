@@ -21,16 +21,16 @@ from scoremode.text.protocol import Protocol
 
 _COLUMNS = (
     words("model", "model"),
-    number("bits/weight", "bits_per_weight", ".3f"),
-    measured("PPL", "ppl", ".4f"),
+    number("bits/weight", "bits_per_weight", ".3f", 6),
+    measured("PPL", "ppl", ".4f", importance=3),
     replace(
-        measured("PPL / dense", "ppl_ratio", ""),
+        measured("PPL / dense", "ppl_ratio", "", importance=8),
         show=lambda metric: f"{metric.value - 1:+.2%}",
     ),
-    interval(".4f", "95 % of the ratio"),
-    measured("KLD (nats)", "kld_nats", ".5f"),
-    number("KLD p99", "kld_p99_nats", ".4f"),
-    measured("same top-1", "top1_share", ".2%"),
+    interval(".4f", "95 % of the ratio", 5),
+    measured("KLD (nats)", "kld_nats", ".5f", importance=9),
+    number("KLD p99", "kld_p99_nats", ".4f", 4),
+    measured("same top-1", "top1_share", ".2%", importance=7),
 )
 
 

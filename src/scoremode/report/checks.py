@@ -9,6 +9,7 @@ from scoremode.report.document import (
     Facts,
     Prose,
     Table,
+    Verdict,
     data,
     ends,
     measured,
@@ -34,12 +35,12 @@ _DIFFERENCE_COLUMNS = (
     Column("nats a target", "difference"),
     # Two engines have none together.
     Column("PPL", "ppl", lambda ppl: f"{ppl:.6f}" if ppl else ""),
-    measured("PPL ratio", "ppl_ratio", ".7f"),
-    measured("bias", "bias_nats", "+.1e"),
+    measured("PPL ratio", "ppl_ratio", ".7f", importance=7),
+    measured("bias", "bias_nats", "+.1e", importance=8),
     Column("95 % of bias", None, lambda m: "none" if m.ci95 is None else ends(m, "+.1e")),
-    number("rms", "rms_nats", ".1e"),
-    number("worst", "worst_nats", "+.1e"),
-    number("same top-1", "top1_share", ".2%"),
+    number("rms", "rms_nats", ".1e", 8),
+    number("worst", "worst_nats", "+.1e", 6),
+    number("same top-1", "top1_share", ".2%", 7),
     data("verdict"),
 )
 
@@ -67,11 +68,16 @@ def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Docume
         )
     )  # fmt: skip
     parts += [Prose("\n".join(map(printable, value["left_out"])))] if value["left_out"] else []
-    return Document((*parts, Prose(check_total(value))), Table(_COLUMNS, rows))
+    total = check_total(value)
+    return Document(
+        (*parts, Prose(total)),
+        Table(_COLUMNS, rows),
+        Verdict(total, not value["counts"]["wrong"]),
+    )
 
 
 def check_total(value: Mapping[str, Any]) -> str:
-    """The last line: how much held, could not be checked, and is wrong."""
+    """The result in a line: how much held, could not be checked, and is wrong."""
     counts = value["counts"]
     return (
         f"held: {counts['held']}; could not be checked: {counts['unchecked']}; wrong: "

@@ -5,15 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from scoremode.report.document import (
+    INTERVAL,
     Column,
     Document,
     Facts,
     Prose,
     Table,
+    Verdict,
     counted,
     data,
     interval,
     measured,
+    metric_words,
     printable,
     without_interval,
     words,
@@ -42,7 +45,28 @@ def compare_document(value: Mapping[str, Any]) -> Document:
         parts.append(tasks)
     if notes := _notes(value):
         parts.append(Facts(notes))
-    return Document(tuple(parts), ranking)
+    return Document(tuple(parts), ranking, _best(value))
+
+
+# Pairs of runs that a line names.
+_PAIRS = 3
+
+
+def _best(value: Mapping[str, Any]) -> Verdict:
+    """The best run, and which neighbors of the ranking can't be told apart."""
+    by, runs = value["ranked_by"], value["runs"]
+    best = next((run for run in runs if not run["is_base"] and run[by]), runs[0])
+    text = f"best: {best['model']}"
+    if (found := best[by]) is not None:
+        text += f", {metric_words(by, decode(found, Metric))}"
+    verdicts = [(test, test["verdict"].get(by)) for test in value["tests"]]
+    alike = [f"{t['a']} and {t['b']}" for t, said in verdicts if said == "not distinguishable"]
+    if alike:
+        more = f", and {len(alike) - _PAIRS} more" if len(alike) > _PAIRS else ""
+        text += f"; not distinguishable on this text: {', '.join(alike[:_PAIRS])}{more}"
+    elif any(said in ("better", "worse") for _, said in verdicts):
+        text += "; each is distinguishable from the next"
+    return Verdict(text)
 
 
 def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -126,18 +150,18 @@ def _tests(value: Mapping[str, Any]) -> Table:
 
 def _either(column: Column) -> Column:
     """A column where some lines have nothing to say, which is not that nothing is known."""
-    return Column(column.head, None, lambda value: column.show(value) if value else "")
+    return replace(column, key=None, show=lambda value: column.show(value) if value else "")
 
 
 # A difference is of two units, whose digits differ.
 _TEST_COLUMNS = (
     Column("against the next", None),
-    Column("of", None),
-    Column("difference", None, lambda value: f"{value[1]:{value[0]}}"),
-    Column("95 %", None, lambda value: interval(value[0]).show(value[1])),
+    Column("of", None, importance=9),
+    Column("difference", None, lambda value: f"{value[1]:{value[0]}}", importance=7),
+    Column(INTERVAL, None, lambda value: interval(value[0]).show(value[1]), importance=6),
     _either(measured("ratio", "", ".5f", "×")),
     _either(interval(".5f")),
-    Column("the first is", None),
+    Column("the first is", None, importance=9),
 )
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scoremode.errors import escaped
-from scoremode.results.metrics import MetricSpec, Shown
+from scoremode.results.metrics import METRIC, MetricSpec, Shown
 from scoremode.results.record.section import Metric, decode
 
 # Characters of a file's text that stand in a line.
 _WIDEST = 100
+# The importance from which on a column is shown on any terminal; the heading of an interval, which
+# belongs to the column before.
+KEPT, INTERVAL = 8, "95 %"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Column:
     - `show`: a value that is there → its text.
     - `parts`: a value that is there → what it is in data, a column each; `ends` are the ends of these
       columns' names behind `key`.
+    - `importance`: on a terminal too narrow for all columns those of most are shown; one of `KEPT` or
+      more always is, as the first column is. An interval has less than its number.
     """
 
     head: str | None
@@ -39,6 +44,7 @@ class Column:
     show: Callable[[Any], str] = str
     parts: Callable[[Any], Sequence[Any]] = field(default=lambda value: (value,))
     ends: tuple[str, ...] = ("",)
+    importance: int = 5
 
 
 @dataclass(frozen=True)
@@ -88,27 +94,37 @@ class Preformatted:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """The result in words, a line; `holds`: whether what was demanded of it does, None without such."""
+
+    text: str
+    holds: bool | None = None
+
+
+@dataclass(frozen=True)
 class Document:
     """The parts that are shown, and `data`, the one table that CSV has.
 
     Where `data` is none of the parts, Markdown begins with those of its columns that have a heading.
+    A terminal begins with the `verdict`, and shows no part that only repeats it.
     """
 
     parts: tuple[Facts | Table | Prose | Preformatted, ...]
     data: Table
+    verdict: Verdict | None = None
 
 
-def words(head: str | None, key: str | None) -> Column:
+def words(head: str | None, key: str | None, importance: int = 5) -> Column:
     """A column of text that a file may hold."""
-    return Column(head, key, printable)
+    return Column(head, key, printable, importance=importance)
 
 
-def number(head: str, key: str | None, form: str) -> Column:
+def number(head: str, key: str | None, form: str, importance: int = 5) -> Column:
     """A column of numbers."""
-    return Column(head, key, lambda value: f"{value:{form}}")
+    return Column(head, key, lambda value: f"{value:{form}}", importance=importance)
 
 
-def measured(head: str, key: str, form: str, sign: str = "") -> Column:
+def measured(head: str, key: str, form: str, sign: str = "", importance: int = 5) -> Column:
     """A column of metrics: the value with `sign` before it; in data with both ends of the interval."""
     return Column(
         head,
@@ -116,24 +132,38 @@ def measured(head: str, key: str, form: str, sign: str = "") -> Column:
         lambda metric: f"{sign}{metric.value:{form}}",
         lambda metric: (metric.value, *(metric.ci95 or (None, None))),
         ("", "_low", "_high"),
+        importance,
     )
 
 
-def interval(form: str, head: str = "95 %") -> Column:
+def interval(form: str, head: str = INTERVAL, importance: int = 2) -> Column:
     """A column of the intervals of metrics that another column has: (low, high), or None."""
-    return Column(head, None, lambda ends: f"[{ends[0]:{form}}, {ends[1]:{form}}]")
+    return Column(
+        head,
+        None,
+        lambda ends: f"[{ends[0]:{form}}, {ends[1]:{form}}]",
+        importance=importance,
+    )
 
 
 def metric_columns(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
     """The columns of a metric in one place: its number, in data with both ends of the interval, and the
     interval where the place has it. Their cells are the metric's value and its interval."""
+    value = measured(own.heading, metric.data_key, own.form, own.sign, metric.importance)
+    # Of a number that is always shown an interval is worth more than another metric.
+    ends = interval(own.ends, importance=metric.importance - 3)
     if metric.kind == "rate":
-        value = replace(measured(own.heading, metric.data_key, ""), show=lambda m: rate(m.value))
-        ends = Column("95 %", None, lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]")
-    else:
-        value = measured(own.heading, metric.data_key, own.form, own.sign)
-        ends = interval(own.ends)
+        value = replace(value, show=lambda m: rate(m.value))
+        ends = replace(ends, show=lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]")
     return (value, ends) if own.interval else (value,)
+
+
+def metric_words(name: str, found: Metric) -> str:
+    """A metric in a sentence, in the form of its columns: `KLD 0.0123 nats [0.0119, 0.0127]`."""
+    metric = METRIC[name]
+    head = metric.heading.removesuffix(f" ({metric.unit})")
+    said = " ".join(filter(None, (head, f"{found.value:{metric.form}}", metric.unit)))
+    return said if found.ci95 is None else f"{said} {ends(found, metric.form)}"
 
 
 def rate(share: float) -> str:
@@ -144,35 +174,13 @@ def rate(share: float) -> str:
 def size(values: Iterable[float | None], key: str = "size_gib") -> Column:
     """A column of GiB, shown in MiB where all of `values` are small."""
     if max((value for value in values if value is not None), default=1.0) < 0.1:
-        return Column("MiB", key, lambda gib: f"{gib * 1024:.2f}")
-    return Column("GiB", key, lambda gib: f"{gib:.3f}")
+        return Column("MiB", key, lambda gib: f"{gib * 1024:.2f}", importance=5)
+    return Column("GiB", key, lambda gib: f"{gib:.3f}", importance=5)
 
 
 def data(key: str) -> Column:
     """A column that only data have."""
     return Column(None, key)
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and their values, a line each."""
-    rows = list(rows)
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
-
-
-def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as they need to be, the first flush left, the others right."""
-    table = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
 
 
 def metric_of(found: Any) -> Metric | None:

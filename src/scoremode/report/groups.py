@@ -112,7 +112,7 @@ def compared_groups(value: Sequence[Mapping[str, Any]]) -> Document:
 def _table(of: str, groups: Groups, place: Place) -> Table:
     head, key, most = ("model", "model", _MODEL) if of == "model" else (KINDS[of], "group", _NAME)
     named = Column(head, None, lambda name: _cut(str(name), most))
-    first = [named] if of == "model" else [named, number("share", None, ".1%")]
+    first = [named] if of == "model" else [named, number("share", None, ".1%", 5)]
     metrics = shown(place)
     rows = []
     for group in groups:

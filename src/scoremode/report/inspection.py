@@ -54,8 +54,8 @@ def _formats_table(value: Mapping[str, Any]) -> Table:
         *map(data, whole),
         Column("format", "format"),
         number("modules", "modules", ","),
-        number("weights", "format_parameters", ","),
-        number("bits", "format_bits_per_weight", ".3f"),
+        number("weights", "format_parameters", ",", 7),
+        number("bits", "format_bits_per_weight", ".3f", 8),
         Column("inputs", "inputs"),
     )
     rows = [

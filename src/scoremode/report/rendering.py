@@ -1,7 +1,5 @@
-"""Renders a document for a terminal, as Markdown that can be pasted, or as CSV.
+"""Renders a document as Markdown that can be pasted, or as CSV; `report.terminal` as a terminal's text.
 
-- *Terminal.* Names and words come from checkpoints, texts and records of others: every cell, name and
-  line is escaped here, so that none moves the cursor, turns the line around, or begins another one.
 - *Markdown.* GitHub's tables and lists, as the hub renders them. Text is escaped only where Markdown
   would make something else of it, so that a number, an interval, or `Q4_K_M` stands as it is.
 - *CSV.* One header, every number in full. A spreadsheet runs a cell that begins with `=`, `+`, `-` or
@@ -22,9 +20,7 @@ from scoremode.report.document import (
     Preformatted,
     Said,
     Table,
-    columns_table,
     escaped,
-    pairs,
 )
 
 # What would be taken for something else wherever it stands. Of brackets only those with an address
@@ -39,33 +35,6 @@ _ALWAYS = re.compile(
     r"|!(?=\[)"
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-
-
-def document_text(document: Document) -> str:
-    """Returns the parts as a terminal shows them, an empty line between two."""
-    return "\n\n".join(_text_part(part) for part in document.parts)
-
-
-def table_text(table: Table) -> str:
-    """A table for a terminal: columns as wide as they need to be, under their headings."""
-    shown = [i for i, column in enumerate(table.columns) if column.head is not None]
-    header = [escaped(table.columns[i].head or "") for i in shown]
-    rows = [[_text_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
-    return columns_table(header, rows)
-
-
-def _text_part(part: Any) -> str:
-    if isinstance(part, Facts):
-        return pairs((escaped(name), escaped(said)) for name, said in part.rows)
-    if isinstance(part, Table):
-        return table_text(part)
-    return "\n".join(escaped(line) for line in part.text.split("\n"))
-
-
-def _text_cell(column: Column, value: Any) -> str:
-    if isinstance(value, Said):
-        return escaped(value.word)
-    return "-" if value is None else escaped(column.show(value))
 
 
 def table_csv(table: Table) -> str:

@@ -1,6 +1,7 @@
 """The document of a finished run: a perplexity, a comparison, tasks, a reference or a shard."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from scoremode.report.document import (
     Facts,
     Prose,
     Table,
+    Verdict,
     counted,
     data,
     interval,
     interval_text,
     measured,
     metric_of,
+    metric_words,
     number,
     printable,
     rate,
@@ -36,6 +39,7 @@ from scoremode.report.facts import (
 )
 from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
+from scoremode.results.comparison.ranking import short_name
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
 from scoremode.results.record.model import Reference
@@ -58,14 +62,14 @@ _TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TASK_COLUMNS = (
     words("task", "task"),
-    number("questions", "questions", ",d"),
-    words("metric", "metric"),
-    number("value", "value", ".4f"),
+    number("questions", "questions", ",d", 3),
+    words("metric", "metric", 9),
+    number("value", "value", ".4f", 9),
     number("±", "stderr", ".4f"),
 )
 _PAIRED_COLUMNS = (
-    number("base", "base", ".4f"),
-    number("change", "change", "+.4f"),
+    number("base", "base", ".4f", 6),
+    number("change", "change", "+.4f", 8),
     Column(
         "95 %",
         "change_ci95",
@@ -73,10 +77,10 @@ _PAIRED_COLUMNS = (
         lambda ends: tuple(ends),
         ("_low", "_high"),
     ),
-    number("lost", "lost", ",d"),
-    number("gained", "gained", ",d"),
+    number("lost", "lost", ",d", 4),
+    number("gained", "gained", ",d", 4),
     number("p", "mcnemar_p", ".2g"),
-    number("KLD", "kld", ".3g"),
+    number("KLD", "kld", ".3g", 6),
 )
 
 
@@ -93,7 +97,7 @@ def finished_document(
     if "kld" in record.metrics:
         found = kld_document(record, folder, verbose=verbose)
         if worst and not verbose:
-            return Document((*found.parts, worst_facts(record.worst or ())), found.data)
+            return replace(found, parts=(*found.parts, worst_facts(record.worst or ())))
         return found
     if record.kept:
         return reference_document(record, folder, verbose=verbose)
@@ -148,8 +152,9 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
     ]
     groups = [*group_parts(record, "label"), *group_parts(record, "depth")]
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
+    verdict = _verdict(record, ("ppl",), f"on {record.corpus.name}")
     if not verbose:
-        return Document((shown, *groups), run_data(record, folder))
+        return Document((shown, *groups), run_data(record, folder), verdict)
     details = [*measured_rows(record), *ran_rows(record)]
     # Where the tokenizer tells how many bytes its tokens are.
     if found := record.metrics.get("bits_per_byte"):
@@ -157,7 +162,19 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         name = "bits per detokenized byte" if record.pages else "bits per byte"
         details.insert(0, (name, f"{found.value:.6f}   {interval_text(found)}"))
     groups += group_parts(record, "turn")
-    return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder))
+    return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder), verdict)
+
+
+def _verdict(record: Done, names: Sequence[str], end: str) -> Verdict:
+    """The metrics of these `names` in a line, and which gates they met."""
+    said = ", ".join(metric_words(name, record.metrics[name]) for name in names)
+    text = f"{short_name(record.checkpoint.source)}: {said}, {end}"
+    if not (gates := record.gates):
+        return Verdict(text)
+    missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
+    of = counted(len(gates), "gate")
+    said = f"{of} met" if not missed else f"{len(missed)} of {of} MISSED: {', '.join(missed)}"
+    return Verdict(f"{text}; {said}", not missed)
 
 
 def reference_document(record: Done, folder: Path, *, verbose: bool = False) -> Document:
@@ -173,7 +190,7 @@ def reference_document(record: Done, folder: Path, *, verbose: bool = False) -> 
         ("reference", str(folder)),
     )  # fmt: skip
     document = run_document(record, folder, verbose=verbose)
-    return Document((*document.parts, Facts(kept)), document.data)
+    return replace(document, parts=(*document.parts, Facts(kept)))
 
 
 def tasks_document(
@@ -222,7 +239,7 @@ def tasks_of_runs(sections: Sequence[tuple[str, Tasks]]) -> Table | None:
     columns = (
         _TASK_COLUMNS[0],
         _TASK_COLUMNS[2],
-        words("model", "model"),
+        words("model", "model", 9),
         _TASK_COLUMNS[1],
         *_TASK_COLUMNS[3:],
     )
@@ -288,7 +305,10 @@ def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
         if record.worst:
             parts.append(worst_facts(record.worst))
-    return Document(tuple(parts), run_data(record, folder))
+    assert record.reference
+    against = f"against {short_name(record.reference.source)}"
+    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), against)
+    return Document(tuple(parts), run_data(record, folder), verdict)
 
 
 def _divergence(record: Done) -> Rows:
@@ -432,10 +452,10 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
     columns = (
         Column(KINDS[of], None, escaped),
         number("share", None, ".2%"),
-        measured("KLD", "kld", ".4g"),
-        interval(".4g"),
-        measured("PPL ratio", "ppl_ratio", ".5f"),
-        interval(".5f"),
+        measured("KLD", "kld", ".4g", importance=9),
+        interval(".4g", importance=6),
+        measured("PPL ratio", "ppl_ratio", ".5f", importance=8),
+        interval(".5f", importance=4),
     )
     rows = []
     for group in groups:
@@ -447,8 +467,8 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
 
 def worst_facts(facts: Sequence[WorstTarget]) -> Table:
     """The targets of largest KLD, with the text before them."""
-    header = ("largest KLD", "text before", "target", "p base", "p model", "base's top-1",
-              "model's top-1", "window:position")  # fmt: skip
+    header = {"largest KLD": 9, "text before": 4, "target": 9, "p base": 8, "p model": 8,
+              "base's top-1": 7, "model's top-1": 7, "window:position": 3}  # fmt: skip
     rows = [
         (
             f"{fact.kld:.4g}",
@@ -462,7 +482,7 @@ def worst_facts(facts: Sequence[WorstTarget]) -> Table:
         )
         for fact in facts
     ]
-    return Table(tuple(Column(head, None) for head in header), tuple(rows))
+    return Table(tuple(Column(head, None, importance=n) for head, n in header.items()), tuple(rows))
 
 
 def _before(text: str) -> str:

@@ -47,7 +47,7 @@ def runs_table(
         data("is_base"),
         data("n"),
         *(column for metric, own in shown("runs") for column in _columns_of(metric, own)),
-        number("bits/weight", "bits_per_weight", ".3f"),
+        number("bits/weight", "bits_per_weight", ".3f", 4),
         size(row["gib"] for row in rows),
         *further.values(),
     )
@@ -142,7 +142,7 @@ def _duration(seconds: float) -> str:
 
 _COLUMNS = (
     Column("run", "folder", _last),
-    words("state", "state"),
+    words("state", "state", 9),
     Column("model", "model", _last),
     data("reference"),
     data("protocol"),
@@ -153,9 +153,10 @@ _COLUMNS = (
         lambda both: f"{both[0]:,} of {both[1]:,}",
         lambda both: both,
         ("", "_planned"),
+        importance=7,
     ),
-    Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}"),
-    Column("left", "seconds_left", _duration),
+    Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}", importance=3),
+    Column("left", "seconds_left", _duration, importance=8),
     _metric("PPL", "ppl", ".4f"),
     _metric("PPL / base", "ppl_ratio", ".4f"),
     _metric("KLD", "kld_nats", ".5f"),
@@ -198,12 +199,12 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
     rows = value["rows"]
     columns = (
         words("model", "model"),
-        number("text", "pair", "d"),
-        words("would", "state"),
+        number("text", "pair", "d", 8),
+        words("would", "state", 9),
         words("from", "source"),
         number("GiB to read", "gib", ".3f"),
         number("s", "seconds", ".0f"),
-        words("why not", "error"),
+        words("why not", "error", 9),
     )
     if not any(row["error"] for row in rows):
         columns = columns[:-1]

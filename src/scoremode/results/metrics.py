@@ -75,6 +75,7 @@ class MetricSpec:
     - `percent`: of a percentile of the KLD, instead of a column.
     - `by_group`: whether it is also measured for each group of `--group-by`.
     - `rare`: a share of what may not have been seen at all.
+    - `importance`: of its columns where a terminal is too narrow for all (`report.document.Column`).
     - `hub`: type and name of the metric in a model card's metadata.
     """
 
@@ -91,6 +92,7 @@ class MetricSpec:
     percent: float | None = None
     by_group: bool = False
     rare: bool = False
+    importance: int = 4
     hub: tuple[str, str] | None = None
     family: str = ""
     places: tuple[Shown, ...] = ()
@@ -173,6 +175,7 @@ METRICS: tuple[MetricSpec, ...] = (
         heading="PPL",
         form=".4f",
         base=False,
+        importance=6,
         hub=("perplexity", "Perplexity"),
         places=(
             Shown("runs"),
@@ -212,6 +215,7 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".4f",
         column=log_ratio,
         then=np.exp,
+        importance=8,
         hub=("perplexity_ratio", "Perplexity / base's"),
         places=(
             Shown("runs", ".5f", sign="×"),
@@ -227,6 +231,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "mean of KL(base‖model) = Σ p ln(p/q) over the vocabulary, in nats",
         heading="KLD (nats)",
         column=lambda scores, against: against.kld,
+        importance=9,
         hub=("kl_divergence", "KL divergence from the base (nats)"),
         places=(
             Shown("runs"),
@@ -286,6 +291,7 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".2%",
         better="higher",
         column=lambda scores, against: scores.top1 == against.base_top1,
+        importance=7,
         hub=("top1_agreement", "Same top-1 as the base (share)"),
         places=(
             Shown("runs", interval=False),

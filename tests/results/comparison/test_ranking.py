@@ -21,7 +21,7 @@ from support.run_folders import (
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.compare import compare_document
-from scoremode.report.rendering import document_text
+from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import (
     base_row,
     gib_of,

@@ -15,8 +15,8 @@ from support.run_folders import with_record
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.reference.stored import StoredReference
 from scoremode.report.compare import compare_document
-from scoremode.report.rendering import document_text
 from scoremode.report.run import kld_document, reference_document, run_document
+from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run

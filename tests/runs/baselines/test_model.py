@@ -18,8 +18,8 @@ from scoremode.errors import (
     RunFolderError,
 )
 from scoremode.report.compare import compare_document
-from scoremode.report.rendering import document_text
 from scoremode.report.run import kld_document
+from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.finished import load_run
 from scoremode.results.record.definition import read_document

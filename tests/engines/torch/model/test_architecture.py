@@ -24,7 +24,7 @@ from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.engines.torch.model.architecture import find_architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.report.inspection import inspect_document
-from scoremode.report.rendering import document_text
+from scoremode.report.terminal import document_text
 
 OWN_CODE = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
 
