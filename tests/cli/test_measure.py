@@ -31,8 +31,10 @@ def test_ppl_prints_what_a_reader_needs(base, capsys):
         assert word in out
     details = ("weights (bf16)", "bits per weight", "peak memory", "tokens/s", "softmax over")
     assert "record.json" in out and not any(words in out for words in details)
-    # The number comes first, what it is of next, and the rest only where it is asked for.
-    assert out.startswith("PPL ") and out.splitlines()[1].startswith("model ")
+    # The number comes first, then all its digits, what it is of, and the rest only where asked for.
+    verdict, _, ppl, model, *_ = out.splitlines()
+    assert verdict.startswith("model: PPL ") and verdict.endswith(" on text")
+    assert ppl.startswith("PPL ") and model.startswith("model ")
     folder = next(line for line in out.splitlines() if line.startswith("more ")).split()[3]
     code, again, err = run(capsys, "show", folder)
     assert (code, err) == (0, "") and again == out
@@ -93,7 +95,7 @@ def comparison(demo, tmp_path_factory) -> list[str]:
 def test_gates_are_in_the_table_in_the_json_and_in_the_exit_code(comparison, capsys, tmp_path):
     output = ["-o", str(tmp_path)]
     code, out, err = run(capsys, *comparison, *output, "--max-kld", "1e-9", "--max-ppl-ratio", "5")
-    assert code == 4 and out.startswith("KLD ")
+    assert code == 4 and out.partition("\n")[0].endswith("; MISSED --max-kld 1e-09")
     assert "--max-kld 1e-09: " in out and "NOT MET" in out and "--max-ppl-ratio 5: " in out
     assert err.startswith("scoremode: gate not met: --max-kld 1e-9: ") and err.count("\n") == 1
     # The block alone, since --quiet leaves out the table.
@@ -152,9 +154,9 @@ def base_run(demo) -> list[str]:
 
 def test_the_table_says_what_was_kept_and_where(base_run, demo, capsys, tmp_path):
     code, out, err = run(capsys, *base_run, "-o", str(tmp_path / "ref"), "--head", "checkpoint")
-    assert (code, err) == (0, "") and out.startswith("PPL ")
+    assert (code, err) == (0, "") and out.startswith("model: PPL ")
     kept = read_record(tmp_path / "ref")["kept"]
-    rows = dict(line.split("  ", 1) for line in out.split("\n\n")[1].splitlines())
+    rows = dict(line.split("  ", 1) for line in out.split("\n\n")[2].splitlines())
     assert rows["states"].strip().startswith(f"{kept['states']['rows']:,} of ")
     assert rows["head"].endswith(f"left in {demo / 'model'}")
     assert rows["reference"].strip() == str(tmp_path / "ref")

@@ -68,7 +68,7 @@ def test_a_terminal_shows_every_stage_in_order_and_then_the_table_alone(demo, tm
     assert re.search(r"ing, \d+%( of 2\.56k tokens)?", came), came
     assert re.search(r"ing, \d+%, \S+ tokens/s, \d+ s left, PPL [\d.]+", came), came
     lines = [left_of(line) for line in came.split("\n")]
-    assert lines[0].startswith("PPL ") and not any("scoremode:" in line for line in lines)
+    assert lines[0].startswith("model: PPL ") and not any("scoremode:" in line for line in lines)
 
 
 def left_of(line: str) -> str:

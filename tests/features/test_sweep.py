@@ -49,7 +49,7 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     models = [str(folder / name) for name in names]
     code, out, err = run(capsys, "kld", *models, "/no/such/model", *flags)
     assert code == 1
-    assert out.startswith("ranked by") and all(name in out for name in names)
+    assert out.startswith("best: ") and all(name in out for name in names)
     lines = err.splitlines()
     ended = [line for line in lines if " of 3)" in line]
     assert len(ended) == 3 and sum("KLD " in line and "PPL ×" in line for line in ended) == 2

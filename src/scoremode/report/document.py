@@ -174,8 +174,8 @@ def rate(share: float) -> str:
 def size(values: Iterable[float | None], key: str = "size_gib") -> Column:
     """A column of GiB, shown in MiB where all of `values` are small."""
     if max((value for value in values if value is not None), default=1.0) < 0.1:
-        return Column("MiB", key, lambda gib: f"{gib * 1024:.2f}", importance=5)
-    return Column("GiB", key, lambda gib: f"{gib:.3f}", importance=5)
+        return Column("MiB", key, lambda gib: f"{gib * 1024:.2f}", importance=6)
+    return Column("GiB", key, lambda gib: f"{gib:.3f}", importance=6)
 
 
 def data(key: str) -> Column:

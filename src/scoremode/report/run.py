@@ -39,7 +39,7 @@ from scoremode.report.facts import (
 )
 from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
-from scoremode.results.comparison.ranking import short_name
+from scoremode.results.comparison.ranking import base_row, short_name
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
 from scoremode.results.record.model import Reference
@@ -152,7 +152,7 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
     ]
     groups = [*group_parts(record, "label"), *group_parts(record, "depth")]
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
-    verdict = _verdict(record, ("ppl",), f"on {record.corpus.name}")
+    verdict = _verdict(record, ("ppl",), f" on {record.corpus.name}")
     if not verbose:
         return Document((shown, *groups), run_data(record, folder), verdict)
     details = [*measured_rows(record), *ran_rows(record)]
@@ -168,12 +168,11 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
 def _verdict(record: Done, names: Sequence[str], end: str) -> Verdict:
     """The metrics of these `names` in a line, and which gates they met."""
     said = ", ".join(metric_words(name, record.metrics[name]) for name in names)
-    text = f"{short_name(record.checkpoint.source)}: {said}, {end}"
+    text = f"{short_name(record.checkpoint.source)}: {said}{end}"
     if not (gates := record.gates):
         return Verdict(text)
     missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
-    of = counted(len(gates), "gate")
-    said = f"{of} met" if not missed else f"{len(missed)} of {of} MISSED: {', '.join(missed)}"
+    said = f"MISSED {', '.join(missed)}" if missed else f"{counted(len(gates), 'gate')} met"
     return Verdict(f"{text}; {said}", not missed)
 
 
@@ -305,9 +304,9 @@ def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
         if record.worst:
             parts.append(worst_facts(record.worst))
-    assert record.reference
-    against = f"against {short_name(record.reference.source)}"
-    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), against)
+    base = base_row(record.document)
+    assert base
+    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), f", against {base['model']}")
     return Document(tuple(parts), run_data(record, folder), verdict)
 
 

@@ -32,7 +32,7 @@ _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _NARROWEST = 12
 # A line is broken at blanks, but not within an interval, nor within a command, which is to be copied;
 # a name behind what joins its parts.
-_WORDS = re.compile(r"scoremode \w+ .*[/\\].*|(?:95 % )?\[[^\]]*\]\S*\s*|\S+\s*|\s+")
+_WORDS = re.compile(r"scoremode \w+ .*[/\\].*|(?:95 % )?(?:\[[^\]]*\]\S*|\S+)\s*|\s+")
 _JOINS = r"\s/\\_.,:+-"
 
 
