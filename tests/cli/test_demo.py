@@ -13,7 +13,7 @@ from scoremode.cli import demo as command
 from scoremode.cli.main import parsed_command
 from scoremode.demo import variants
 from scoremode.demo.quantize import VARIANTS
-from scoremode.report.rendering import table_text
+from scoremode.report.terminal import table_text
 from scoremode.results.folders.finished import load_run
 from scoremode.runs.request import Result
 

@@ -122,15 +122,18 @@ def _show(session: Session, folder: Path) -> None:
         f"on text that it has not seen. Models, runs and report go to {folder}.\n"
     )
     runs = _measured(session, folder)
-    from scoremode.demo.variants import table_lines
+    from scoremode.demo.variants import growing_table
+    from scoremode.report.terminal import terminal_of
 
+    terminal = terminal_of(sys.stdout)
     folders: dict[str, Path] = {}
     records: dict[str, Done] = {}
-    say("\n".join(table_lines(records)))
+    head, _, below = growing_table(records, terminal)
+    say("\n".join(head))
     for name, result in runs:
         folders[name], records[name] = result.folder, result.whole
-        say(table_lines(records)[-1])
-    say(f"\n{_words(records)}")
+        say(growing_table(records, terminal)[1][-1])
+    say("\n".join((*below, "", _words(records))))
     screen.stage("report")
     report = _report(session, folder)
     say(f"\nreport  {report}\n\n{_next(folder, folders[_EXAMPLE])}")

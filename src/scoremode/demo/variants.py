@@ -9,7 +9,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.report.document import Table, interval, measured, number, words
-from scoremode.report.rendering import table_text
+from scoremode.report.terminal import Terminal, table_parts
 from scoremode.results.folders.store import drop_beginnings
 from scoremode.results.record.definition import Done
 from scoremode.results.record.section import Metric
@@ -112,12 +112,15 @@ def variants_data(records: Mapping[str, Done]) -> Table:
     return Table(_COLUMNS, tuple(rows))
 
 
-def table_lines(records: Mapping[str, Done]) -> list[str]:
-    """The table's lines in a terminal, as wide as all variants need it: no later one changes them."""
+def growing_table(
+    records: Mapping[str, Done], terminal: Terminal
+) -> tuple[list[str], list[str], list[str]]:
+    """The table's headings, its rows and what is below, as wide as all variants need it: what is there
+    stays as it is when the next one comes."""
     ends = (1.0, 1.0)
     ppl, ratio, part = (Metric(value, ends, 1) for value in (99.9999, 1.9999, 1.0))
     longest = max((variant.name for variant in VARIANTS), key=len)
-    widest = (longest, 16.0, ppl, ratio, ends, part, 1.0, part)
     table = variants_data(records)
-    header, rule, _, *lines = table_text(replace(table, rows=(widest, *table.rows))).splitlines()
-    return [header, rule, *lines]
+    widest = (longest, 16.0, ppl, ratio, ends, part, 1.0, part)
+    head, rows, below = table_parts(replace(table, rows=(widest, *table.rows)), terminal)
+    return head, rows[1:], below

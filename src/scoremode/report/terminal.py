@@ -110,6 +110,12 @@ def _tone(name: str, said: str) -> str:
 def table_text(table: Table, terminal: Terminal = FILE) -> str:
     """A table under its headings, the first column flush left, the others right. Where the width is too
     small for all columns, a line below names those left out, and what has them."""
+    head, rows, left_out = table_parts(table, terminal)
+    return "\n".join((*head, *rows, *left_out))
+
+
+def table_parts(table: Table, terminal: Terminal = FILE) -> tuple[list[str], list[str], list[str]]:
+    """`table_text` in parts: the headings, each row, what is below."""
     shown = [i for i, column in enumerate(table.columns) if column.head is not None]
     columns = [table.columns[i] for i in shown]
     cells = [[escaped(column.head or "") for column in columns]]
@@ -129,9 +135,7 @@ def table_text(table: Table, terminal: Terminal = FILE) -> str:
         line if base is None or not row[base] else terminal.paint(line, _DIM)
         for row, line in zip(table.rows, lines[1:], strict=True)
     ]
-    return "\n".join(
-        (terminal.paint(lines[0], _BOLD), ruler, *rows, *_left_out(columns, kept, terminal))
-    )
+    return [terminal.paint(lines[0], _BOLD), ruler], rows, _left_out(columns, kept, terminal)
 
 
 def _cell(column: Column, value: Any) -> str:
