@@ -75,7 +75,7 @@ def test_the_table_grows_and_ends_with_the_report_and_commands_to_try(made, caps
     code, out, err = run(capsys, "demo")
     assert (code, err) == (0, "")
     intention, table, words, report, commands = out.split("\n\n")
-    assert "what each one lost" in intention and "go to demo." in intention
+    assert "in thirteen formats" in intention and "go to demo." in intention
     whole = table_text(variants.variants_data({n: r.whole for n, r in made.items()}))
     # Each line is printed before the next one is known, and none is wider than its columns.
     assert [line.split() for line in table.splitlines()] == [

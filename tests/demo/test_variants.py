@@ -8,7 +8,7 @@ from support.record_fields import fields
 from scoremode.demo import variants
 from scoremode.demo.quantize import VARIANTS
 from scoremode.demo.variants import variants_data
-from scoremode.errors import UsageError
+from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.terminal import table_text
 from scoremode.results.record.section import Metric
 from scoremode.text.corpus import from_string
@@ -25,6 +25,17 @@ def test_a_model_of_something_else_is_not_written_over(demo, tmp_path, monkeypat
     with pytest.raises(UsageError, match="W8A16: is no model of this demo's"):
         list(found)
     assert config.read_text() == "{}"
+
+
+def test_a_base_of_another_machine_says_how_to_begin_anew(demo, tmp_path, monkeypatch):
+    def measure(*_, **__):
+        raise RunFolderError("demo/reference: is another run")
+
+    monkeypatch.setattr(variants, "measure", measure)
+    corpus, protocol = from_string("a"), preset("disjoint")
+    found = variants.measure_variants(demo / "model", corpus, protocol, tmp_path, command=())
+    with pytest.raises(RunFolderError, match="is another run; to begin anew, name another folder"):
+        list(found)
 
 
 def record(ratio: float, ci95: tuple[float, float] | None) -> Any:

@@ -117,9 +117,12 @@ def _show(session: Session, folder: Path) -> None:
         with screen.aside():
             print(text, flush=True)
 
+    is_there = (folder / "runs").exists()
+    earlier = "What an earlier call measured is read, not measured again.\n" if is_there else ""
     say(
-        "Quantizes a tiny trained Llama in thirteen formats, and measures what each one lost\n"
-        f"on text that it has not seen. Models, runs and report go to {folder}.\n"
+        "Quantizes a tiny trained Llama in thirteen formats, and measures what each one\n"
+        f"lost on text that it has not seen. Models, runs and report go to {folder}.\n"
+        f"{earlier}"
     )
     runs = _measured(session, folder)
     from scoremode.demo.variants import growing_table
@@ -163,14 +166,15 @@ def _words(records: "Mapping[str, Done]") -> str:
     from scoremode.report.document import interval_text
 
     dense = records["dense"]
+    ppl = dense.metrics["ppl"]
     return (
         f"{dense.plan.scored:,} targets of held-out CPython documentation, protocol\n"
         f"{dense.protocol.name}, computed in {dense.engine.dtype}; the dense model's\n"
-        f"perplexity is {interval_text(dense.metrics['ppl'], '.2f')}, most of which is the text's.\n"
-        "Ratios and KL(dense‖model) are paired, token by token, so the text cancels.\n"
-        "Names without A16 quantize activations too, as their checkpoints declare. The\n"
-        "model is tiny and made sensitive on purpose: the order is real, the sizes are\n"
-        "its own."
+        f"perplexity is {ppl.value:.2f}, {interval_text(ppl, '.2f')}, most of which is the text's.\n"
+        "KLD is the mean of KL(dense‖model), 0 for the same predictions. It and the\n"
+        "ratios are paired, token by token, so the text cancels. Names without A16\n"
+        "quantize activations too, as their checkpoints declare. The model is tiny and\n"
+        "made sensitive on purpose: the order is real, the sizes are its own."
     )
 
 

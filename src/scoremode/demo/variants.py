@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scoremode.demo.quantize import VARIANTS, config_text, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import UsageError
+from scoremode.errors import RunFolderError, UsageError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.report.document import Table, interval, measured, number, words
 from scoremode.report.terminal import Terminal, table_parts
@@ -69,11 +69,15 @@ def measure_variants(
         clock = StageClock(tell=lambda stage, _: tell(stage, of))
         return measure(request, progress=progress, clock=clock, watch=watch)
 
-    measured(base, "the base")
+    try:
+        measured(base, "the base")
+    except RunFolderError as error:
+        # Of another machine or other versions, say, or another process is at work on it.
+        raise RunFolderError(f"{error}; to begin anew, name another folder with -o DIR") from None
     request = replace(base, output=runs, keep=None, reference=str(reference))
     for count, variant in enumerate((None, *VARIANTS), 1):
         name = variant.name if variant else "dense"
-        of = f"{name} ({count} of {1 + len(VARIANTS)})"
+        of = f"{name} {count}/{1 + len(VARIANTS)}"
         if variant:
             tell("quantizing", of)
             quantized = folder / "models" / name
