@@ -39,10 +39,12 @@ class ScoremodeError(Exception):
 
     - `exit_code`: the command line's.
     - `instead`: flags and values with which the same command would do, where that is known.
+    - `see`: the command line whose help says more, where there is one.
     """
 
     exit_code = 1
     instead: Mapping[str, str] = {}
+    see = ""
 
     def __init__(self, message: str = ""):
         if len(message) > _LONGEST:

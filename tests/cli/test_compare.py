@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from support.comparisons import made, overlapping
+from support.programs import error_of
 from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
@@ -81,11 +82,11 @@ def test_few_blocks_say_why_there_is_no_interval(tmp_path, capsys):
 def test_refusals_are_one_line_with_an_exit_code(runs, capsys, tmp_path):
     code, out, err = run(capsys, runs[0], runs[0])
     assert (code, out) == (2, "")
-    assert err.startswith("scoremode: error: the same run twice") and err.count("\n") == 1
+    assert error_of(err).startswith("scoremode: error: the same run twice")
     other = write_run(tmp_path / "x", made(**PLACES), changes={"protocol.stride": 7})
     code, out, err = run(capsys, runs[0], str(other))
     assert (code, out) == (1, "")
-    assert "protocol's stride 64 and 7" in err and err.count("\n") == 1
+    assert "protocol's stride 64 and 7" in error_of(err)
 
 
 def test_torch_is_not_needed(runs):

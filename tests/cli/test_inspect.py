@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from support.families import bitsandbytes as bitsandbytes_models
 from support.families import mxfp4_experts
 from support.models import needs
-from support.programs import run
+from support.programs import error_of, run
 from support.quantized import LibraryLinear, preset
 from support.sparse_checkpoints import experts, llama70b, nvfp4, packed, w4a16, write_holes
 
@@ -508,7 +508,7 @@ def test_the_flag_config(demo, capsys, tmp_path):
     code, out, _ = run(capsys, "inspect", "--config", file, "--json")
     assert code == 0 and json.loads(out)["source"] == file
     code, _, err = run(capsys, "inspect", "m", "--config", file)
-    assert code == 2 and err.count("\n") == 1 and "MODEL m and --config" in err
+    assert code == 2 and "MODEL m and --config" in error_of(err)
     code, _, err = run(capsys, "inspect", "--config", str(tmp_path / "none.json"))
     assert code == 1 and err.count("\n") == 1 and "none.json: No such file" in err
     (tmp_path / "unknown.json").write_text('{"model_type": "nothing"}')

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import specs
-from support.programs import run
+from support.programs import error_of, run
 
 from scoremode.cli.measure import Kld, Ppl
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -169,14 +169,15 @@ def test_json_is_the_record_and_a_kept_one_is_no_model(base_run, capsys, tmp_pat
     assert code == 0 and json.loads(out) == read_record(tmp_path / "ref")
     code, out, err = run(capsys, "reference", folder, "-o", str(tmp_path / "other"))
     assert (code, out) == (2, "")
-    assert err.endswith(
-        f"{folder}: is a run already: --export-llama-cpp FILE exports a reference\n"
+    assert error_of(err).endswith(
+        f"{folder}: is a run already: --export-llama-cpp FILE exports a reference"
     )
 
 
 def test_it_has_a_folder_of_its_own(base_run, capsys):
     code, out, err = run(capsys, *base_run)
-    assert (code, out, err) == (2, "", "scoremode: error: no folder to write to: give -o DIR\n")
+    assert (code, out) == (2, "")
+    assert error_of(err) == "scoremode: error: no folder to write to: give -o DIR"
 
 
 def test_plan_needs_no_weights_and_no_torch(data):

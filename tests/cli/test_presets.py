@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support import specs
+from support.programs import error_of
 from support.records import typed
 
 from scoremode.cli.main import main
@@ -108,7 +109,7 @@ def test_rows_drawn_are_recorded_and_audited(demo, rows, tmp_path, capsys):
 def test_a_seed_without_rows_is_refused(command, flags, words, demo, capsys):
     assert main([command, str(demo / "model"), *flags]) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
+    assert words in error_of(err)
 
 
 def test_a_rule_to_stop_by_has_the_seed_for_its_windows(demo, rows, tmp_path):

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from support.programs import run
+from support.programs import error_of, run
 from support.run_folders import NOISE, scores_of, write_run
 
 import scoremode
@@ -32,7 +32,7 @@ def test_what_cannot_be_reported_is_one_line(capsys, runs, tmp_path, monkeypatch
     assert code != 0 and "missing" in err and not (tmp_path / "o.html").exists()
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "report", *runs, "--plots", str(tmp_path / "file"))
-    assert code != 0 and err.count("\n") == 1 and "not a folder" in err
+    assert code != 0 and "not a folder" in error_of(err)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     code, _, err = run(capsys, "report", *runs, "-o", str(tmp_path / "o.html"))
-    assert code == 2 and "pip install 'scoremode[report]'" in err and err.count("\n") == 1
+    assert code == 2 and "pip install 'scoremode[report]'" in error_of(err)

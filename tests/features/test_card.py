@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 from support.card_groups import BASE, made_run, two_groups
+from support.programs import error_of
 
 import scoremode
 from scoremode.cli.card import groups_of
@@ -107,7 +108,7 @@ def test_what_contradicts_itself_is_one_line(arguments, said, folder, hub, monke
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert main(["card", str(folder), *arguments]) == 2
     out, err = capsys.readouterr()
-    assert err.startswith(f"scoremode: error: {said}") and err.count("\n") == 1
+    assert error_of(err).startswith(f"scoremode: error: {said}")
     assert (out, hub) == ("", [])
 
 

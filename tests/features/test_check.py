@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.forged_runs import forged
+from support.programs import error_of
 
 import scoremode
 from scoremode.cli.main import main
@@ -57,8 +58,8 @@ def test_what_is_no_run_and_what_is_no_share_are_refused(run, tmp_path, capsys):
 )
 def test_a_flag_of_the_second_run_is_refused_without_it(flags, run, capsys):
     assert main(["check", str(run), *flags]) == 2
-    line = f"{' '.join(flags)}: changes nothing without --against MODEL\n"
-    assert capsys.readouterr().err.endswith(f"error: {line}")
+    line = f"{' '.join(flags)}: changes nothing without --against MODEL"
+    assert error_of(capsys.readouterr().err) == f"scoremode: error: {line}"
 
 
 def test_the_same_from_python(run, demo):

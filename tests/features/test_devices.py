@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.programs import error_of
 from support.waiting import HANG, wait_for, wait_for_ends
 
 from scoremode.cli.devices import parsed
@@ -252,7 +253,7 @@ def test_what_can_not_be_is_refused_before_a_process_starts(
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", *arguments, "-o", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
+    assert message in error_of(err)
     assert not list(tmp_path.iterdir())
 
 
@@ -260,7 +261,7 @@ def test_an_error_of_all_ranks_is_said_once(tmp_path):
     nowhere = str(tmp_path / "no-model")
     run = start("ppl", nowhere, "--text", "a b", "--devices", "2", "--device", "cpu")
     _, err = finish(run, 1)
-    assert err.startswith(f"scoremode: error: {nowhere}") and err.count("\n") == 1
+    assert error_of(err).startswith(f"scoremode: error: {nowhere}")
 
 
 def test_other_commands_are_of_one_process(monkeypatch, capsys):

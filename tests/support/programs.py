@@ -1,6 +1,7 @@
 """Commands as a user gives them: in this process, or in one of their own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,16 @@ def program(
         check=False,
     )
     return done.returncode, done.stdout or b"", done.stderr.decode(errors="replace")
+
+
+def error_of(err: str) -> str:
+    """The one line that an error is, before at most one that points to a command's help."""
+    line, *more = lines_of(err)
+    assert line.startswith("scoremode: error: "), err
+    assert not more or re.fullmatch(r"scoremode: see 'scoremode( [a-z]+)? --help( all)?'", *more), (
+        err
+    )
+    return line
 
 
 def lines_of(err: str) -> list[str]:

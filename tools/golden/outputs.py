@@ -54,6 +54,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 def outputs() -> Iterator[Measurement]:
     for name in COMMANDS:
         yield Measurement(f"help/{name}", (name, "--help"))
+        yield Measurement(f"help/{name}-all", (name, "--help", "all"))
     yield Measurement("help/scoremode", ("--help",))
     yield Measurement("help/version", ("--version",))
     yield Measurement("help/presets", ("ppl", "--list-presets"))

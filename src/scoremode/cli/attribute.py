@@ -3,12 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scoremode.cli.command import Measurement, print_result, request_of, swaps_in
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Number, PathName, Switch
+from scoremode.spec.engine import Devices
+from scoremode.spec.flag import Flag, Flags, Group, Number, PathName, Place, Switch
 from scoremode.spec.run import Against, KeepDense, Named, Output, Swap
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
@@ -29,7 +30,7 @@ class _Windows(Flag[int, int]):
                             default=_WINDOWS, help=self.help)  # fmt: skip
 
 
-class _Parts(Against, group=MOST_USED):
+class _Parts(Against, group=Group("parts")):
     reference = Against.reference.but(
         help="take weights from this base: a model's folder, .gguf file or hub id"
     )
@@ -38,12 +39,16 @@ class _Parts(Against, group=MOST_USED):
         "into all linears of one name",
         choices=("layer", "module", "kind"),
         default="layer",
+        common=True,
     )
     alone = Switch(
         "skip the measurements that need the model's own hidden states, which halves the time",
         switch=True,
+        common=True,
     )
-    windows = _Windows(f"score only the first N windows of the text (default: {_WINDOWS})", "N")
+    windows = _Windows(
+        f"score only the first N windows of the text (default: {_WINDOWS})", "N", common=True
+    )
 
 
 class _Recipe(
@@ -58,6 +63,7 @@ class _Recipe(
         "spend this many stored bits per weight on the parts that any of the quants quantizes",
         "BITS",
         read=finite,
+        common=True,
     )
     others: Flag[Sequence[str], list[str]] = Flag(
         "choose from these quants as well as MODEL",
@@ -65,6 +71,7 @@ class _Recipe(
         spelled="--from",
         nargs="+",
         default=[],
+        common=True,
     )
     write_recipe: PathName = Flag(
         "write the choice as llm-compressor's recipe (YAML)", "FILE", read=Path
@@ -80,12 +87,21 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
         "the model (alone), and the model with that part of the base (how far KLD falls). Everything "
         "before a part is computed once for all of them."
     )
+    examples = (
+        "scoremode attribute QUANT --reference BASE -f wiki.test.raw",
+        "scoremode attribute QUANT --reference BASE --by kind --windows 4",
+        "scoremode attribute Q4.gguf --reference BASE --from Q8.gguf --budget 5.5",
+    )
     is_shared = False
     output: PathName = Output.output.but(
         help="write each run to a folder of its own in DIR, with the attribution in it (default: "
         "runs)"
     )
-    limit: Number = Protocol.limit.but(default=_WINDOWS)
+    # --windows, and what `_check` refuses.
+    limit: Number = Protocol.limit.but(default=_WINDOWS, common=False)
+    conversations: Place = Protocol.conversations.but(common=False)
+    engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(common=False)
+    devices = Devices.devices.but(common=False)
 
     def run(self, session: Session) -> int:
         self._check()

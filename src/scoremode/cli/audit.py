@@ -13,7 +13,6 @@ from scoremode.cli.text import corpus_of, protocol_of
 from scoremode.errors import InvalidMeasurement, UsageError
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import (
-    MOST_USED,
     Flag,
     Flags,
     Group,
@@ -23,7 +22,7 @@ from scoremode.spec.flag import (
     Switch,
     check_least,
 )
-from scoremode.spec.run import Form, Model, Named, Quiet, Runs
+from scoremode.spec.run import OUTPUT, Form, Model, Named, Quiet, Runs
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
 
@@ -85,6 +84,11 @@ class Check(Runs, _Again, _Places, Command):
         "what could not be checked and why, and everything that is wrong. Exit code 0: "
         "everything that could be checked holds; 3: something is wrong."
     )
+    examples = (
+        "scoremode check runs/RUN",
+        "scoremode check runs --fetch --format json",
+        "scoremode check runs/RUN --against MODEL --share 0.2",
+    )
     verbose = Switch("print a line for each check that holds", switch=True, also=("-v",))
     form = Form("all findings")
     quiet = Switch("print neither progress nor findings", switch=True)
@@ -113,22 +117,23 @@ class Check(Runs, _Again, _Places, Command):
 _ENGINES = ("torch", "vllm")
 
 
-class _Sample(Flags, group=MOST_USED):
+class _Sample(Flags, group=Group("sample")):
     engines: Flag[str, str] = Flag(
         "verify torch (default), vllm, or torch,vllm; flags for one engine go to that one, and "
         "the torch engine's flags except --dtype to the reference as well",
         "NAMES",
         default="torch",
+        common=True,
     )
     windows: Flag[int, int] = Flag(
-        "score N randomly drawn windows (default: 8)", "N", read=whole, default=8
+        "score N randomly drawn windows (default: 8)", "N", read=whole, default=8, common=True
     )
     seed: Flag[int, int] = Flag(
-        "draw the windows with this seed (default: 0)", "S", read=whole, default=0
+        "draw the windows with this seed (default: 0)", "S", read=whole, default=0, common=True
     )
 
 
-class _Printed(Flags, group=MOST_USED):
+class _Printed(Flags, group=OUTPUT):
     form = Form("all of it")
     quiet = Quiet.quiet
 
@@ -141,6 +146,10 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         "Scores sampled windows with each engine and with a float32 reference (the torch engine in "
         "float32, its row sums in float64), and reports whether the differences are within rounding. "
         "Exit code 0: all engines agree; 3: some don't."
+    )
+    examples = (
+        "scoremode verify MODEL -f wiki.test.raw",
+        "scoremode verify MODEL --engines torch,vllm --windows 16",
     )
 
     def run(self, session: Session) -> int:

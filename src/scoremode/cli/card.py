@@ -45,6 +45,11 @@ class Card(Runs, Command):
         "the protocol, and the command that repeats them; one table per plan. Reads records and "
         "scores only."
     )
+    examples = (
+        "scoremode card runs",
+        "scoremode card runs --write DIR --repo org/model-GGUF",
+        "scoremode card runs --push org/model-GGUF",
+    )
     write: PathName = Flag(
         "write it to DIR/README.md, replacing an earlier block, with the hub's model-index in its "
         "front matter, and .eval_results/*.yaml beside it",

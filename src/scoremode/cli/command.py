@@ -46,13 +46,14 @@ class Command(Flags):
     """A command, `called` so; a subclass has its flags.
 
     - `usage`: of its help, None for argparse's; `summary`: its line among all commands; `about`: what
-      its help begins with.
+      its help begins with; `examples`: command lines.
     - `is_shared`: several processes may run it together, each with a device.
     """
 
     usage: ClassVar[str | None] = None
     summary: ClassVar[str]
     about: ClassVar[str]
+    examples: ClassVar[Sequence[str]]
     is_shared: ClassVar[bool] = False
 
     def run(self, session: Session) -> int:
@@ -67,10 +68,10 @@ class Measurement(
     Calibration,
     Output,
     Table,
-    Devices,
     TokenText,
     Stopping,
     Sharding,
+    Devices,
     Engine,
 ):
     """A command that scores a model's predictions of a text, and leaves a run."""

@@ -38,6 +38,10 @@ class Demo(Command):
         "perplexity and KL divergence from the dense model on held-out text. Needs no network "
         "and no GPU. Given again, it continues after an interruption."
     )
+    examples = (
+        "scoremode demo",
+        "scoremode demo -o demo",
+    )
     output: PathName = Flag(
         "keep the models, the runs and the report in DIR (default: demo)",
         "DIR",

@@ -53,9 +53,12 @@ class Show(_Run, Table, Gates, Command):
         "Prints the table of a finished run, and checks it against gates. Reads its record "
         "and scores only."
     )
-    verbose = Table.verbose.but(group=None)
-    form = Form("the record")
-    quiet = Table.quiet.but(help="print no table", group=None)
+    examples = (
+        "scoremode show runs/RUN -v",
+        "scoremode show runs/RUN --worst 20",
+        "scoremode show runs/RUN --max-kld 0.05 --gate-on upper",
+    )
+    quiet = Table.quiet.but(help="print no table")
 
     def run(self, session: Session) -> int:
         from scoremode.results.folders.finished import open_run, read_verified
@@ -145,6 +148,10 @@ class Compare(Runs, Command):
         "paired, by a bootstrap over blocks of the text. Reads records and scores only. Runs "
         "with different texts, protocols, token ids or softmax widths are refused."
     )
+    examples = (
+        "scoremode compare runs",
+        "scoremode compare runs/Q4 runs/Q5 --by ppl --format markdown",
+    )
     by: Flag[Literal["kld", "ppl"] | None, Literal["kld", "ppl"] | None] = Flag(
         "rank by this metric (default: KLD if all have one against the same reference)",
         choices=("kld", "ppl"),
@@ -209,9 +216,11 @@ class Merge(_Shards, Table, Gates, Command):
         "shards of another run are refused. Reads the shards only: no model, no text. Exit code "
         "4: a gate was not met."
     )
-    verbose = Table.verbose.but(group=None)
-    form = Form("the record")
-    quiet = Table.quiet.but(help="print no table", group=None)
+    examples = (
+        "scoremode merge shard-1 shard-2 shard-3 -o merged",
+        "scoremode merge shards -o merged --max-kld 0.05",
+    )
+    quiet = Table.quiet.but(help="print no table")
 
     def run(self, session: Session) -> int:
         from scoremode.results.shards.merge import merge
@@ -236,6 +245,10 @@ class Report(Runs, Command):
         "by confidence and position, tests of all pairs, the worst tokens side by side, and "
         "each run's setup. Runs that can't be compared get separate sections. Reads records "
         "and scores only."
+    )
+    examples = (
+        "scoremode report runs",
+        "scoremode report runs/Q4 runs/Q5 -o q4-q5.html --plots plots",
     )
     output: Flag[str | Path, Path] = Flag(
         "write the page to FILE (default: report.html)",
@@ -275,6 +288,10 @@ class Status(Runs, Command):
         "are done, its rate, the time left, and its numbers so far with their intervals; for "
         "a sweep also which models are waiting, and which failed. Reads only: running "
         "processes are not disturbed."
+    )
+    examples = (
+        "scoremode status runs",
+        "scoremode status runs --watch 10",
     )
     watch: Flag[float | None, float | None] = Flag(
         f"refresh this often (default: {_EVERY:g}) until nothing is running",

@@ -11,7 +11,6 @@ from scoremode.cli.text import refuse_unused
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices, Dtype, Engine
 from scoremode.spec.flag import (
-    MOST_USED,
     Flag,
     Flags,
     Group,
@@ -21,7 +20,7 @@ from scoremode.spec.flag import (
     Switch,
     check_least,
 )
-from scoremode.spec.run import Form, Model, Named, Quiet
+from scoremode.spec.run import OUTPUT, Form, Model, Named, Quiet
 from scoremode.spec.text import Day, Text, Values, names_file
 from scoremode.spec.values import finite, whole
 
@@ -36,27 +35,37 @@ _OF_HUB = frozenset({"--prompts of the hub"})
 _SAMPLING = Group(
     "sampling", "default: the model's own distribution, ignoring its generation_config.json"
 )
-_TEMPLATE, _ENGINES = Group("chat template"), Group("engines")
+_OF_PROMPTS, _TEMPLATE, _ENGINES = Group("prompts"), Group("chat template"), Group("engines")
 
 
-class _Prompts(Flags, group=MOST_USED):
+class _Prompts(Flags, group=_OF_PROMPTS):
     prompts = Name(
         "reply to these prompts: a .jsonl or .parquet file or a data set on the hub, each row "
         "a chat (its last reply is dropped) or a prompt; or a text file with a prompt per "
         "line",
         "PROMPTS",
+        common=True,
     )
-    num_samples: Number = Flag("use only the first N prompts (default: all)", "N", read=whole)
+    num_samples: Number = Flag(
+        "use only the first N prompts (default: all)", "N", read=whole, common=True
+    )
     output = PathName(
-        "write this .jsonl file, which must not exist yet", "FILE", read=Path, also=("-o",)
+        "write this .jsonl file, which must not exist yet",
+        "FILE",
+        read=Path,
+        group=OUTPUT,
+        also=("-o",),
+        common=True,
     )
 
 
-class _Replies(Flags, group=Group("prompts")):
+class _Replies(Flags, group=_OF_PROMPTS):
     samples_per_prompt: Flag[int, int] = Flag(
-        "generate K replies to each prompt (default: 1)", "K", read=whole, default=1
+        "generate K replies to each prompt (default: 1)", "K", read=whole, default=1, common=True
     )
-    system: Name = Flag("add this system message to prompts without one (default: none)", "TEXT")
+    system: Name = Flag(
+        "add this system message to prompts without one (default: none)", "TEXT", common=True
+    )
     dataset_config: Name = Flag(
         "use this configuration of the hub data set", "NAME", sources=_OF_HUB
     )
@@ -70,13 +79,18 @@ class _Replies(Flags, group=Group("prompts")):
 
 class _Sampling(Flags, group=_SAMPLING):
     max_new_tokens: Flag[int, int] = Flag(
-        "generate at most N tokens per reply (default: 512)", "N", read=whole, default=512
+        "generate at most N tokens per reply (default: 512)",
+        "N",
+        read=whole,
+        default=512,
+        common=True,
     )
     temperature: Flag[float, float] = Flag(
         "divide logits by T; 0: always take the likeliest token (default: 1)",
         "T",
         read=finite,
         default=1.0,
+        common=True,
     )
     top_p: Flag[float, float] = Flag(
         "sample from the fewest tokens whose probabilities sum to P (default: 1, all)",
@@ -88,7 +102,7 @@ class _Sampling(Flags, group=_SAMPLING):
         "sample from the K likeliest tokens (default: 0, all)", "K", read=whole, default=0
     )
     seed: Flag[int, int] = Flag(
-        "use this seed for all draws (default: 0)", "N", read=whole, default=0
+        "use this seed for all draws (default: 0)", "N", read=whole, default=0, common=True
     )
     chat_template: PathName = Text.chat_template.but(
         help="use a Jinja template in place of the model's", group=_TEMPLATE, sources=None
@@ -102,7 +116,7 @@ class _Engines(Flags, part="engine", group=_ENGINES):
         help="run this engine; torch: transformers' generate (default); vllm: stock vLLM, many "
         "times as fast on a GPU"
     )
-    form = Form("the record", MOST_USED)
+    form = Form("the record", OUTPUT)
     quiet: Flag[bool, bool] = Quiet.quiet
     dtype: Flag[Dtype, Any] = Engine.dtype.but(
         help="compute in this dtype (default: the checkpoint's where the device has instructions "
@@ -136,6 +150,10 @@ class Generate(Named, _Prompts, Model, _Replies, _Sampling, _Engines, Command):
         "Generates a base model's replies to prompts with its own chat template, and writes "
         "the conversations as a data set for the --conversations of other commands, with a "
         "record beside it. Rerun the same command to resume."
+    )
+    examples = (
+        "scoremode generate BASE --prompts prompts.txt -o chats.jsonl",
+        "scoremode generate BASE --prompts org/chats --split train -o chats.jsonl",
     )
 
     def run(self, session: Session) -> int:

@@ -33,7 +33,11 @@ class Inspect(Model, Command):
         "Prints a checkpoint's formats and sizes, and whether it would run here, from its "
         "headers alone: no weights are read."
     )
-    model = Model.model.but(group=Model.revision.group)
+    examples = (
+        "scoremode inspect QUANT.gguf",
+        "scoremode inspect org/model --format json",
+        "scoremode inspect --config config.json",
+    )
     config: Name = Flag(
         "inspect a config.json alone, or ModelOpt's hf_quant_config.json, instead of MODEL", "FILE"
     )

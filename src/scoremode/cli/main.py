@@ -6,6 +6,7 @@ same.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -81,15 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command(argv: Sequence[str]) -> int:
     """`main` without an end: raises whatever escapes."""
     argv = _hyphens(argv)
-    spec, place = parsed(lambda: parsed_command(argv))
-    hidden = getattr(spec, "quiet", False) or (place is not None and not place.is_first)
     try:
+        spec, place = parsed(lambda: parsed_command(argv))
+        hidden = getattr(spec, "quiet", False) or (place is not None and not place.is_first)
         with shown(("scoremode", *argv), hidden=hidden) as session:
             session.place = place
             return run_on_devices(spec, session)
     except ScoremodeError as error:
         if words := _suggestion(error, argv):
             raise type(error)(f"{error}{words}") from None
+        if isinstance(error, UsageError):
+            error.see = _help_on(str(error), argv)
         raise
     finally:
         settle_imports()
@@ -100,11 +103,11 @@ def parsed_command(argv: Sequence[str]) -> Command:
     help was asked for, as it is by no word at all."""
     check_utf8(argv)
     argv = argv or ["--help"]
-    first, flags = argv[0], ("--help", "--version", "-h")
-    if first not in COMMANDS and not any(flag.startswith(first) for flag in flags):
+    first, flags = argv[0], ("--help", "--version", "--print-completion", "-h")
+    if first not in COMMANDS and not any(f.startswith(first.partition("=")[0]) for f in flags):
         kind = "flag" if first.startswith("-") else "command"
         guess = did_you_mean(first, [*COMMANDS, *flags])
-        raise UsageError(f"there is no {kind} {first!r}{guess} (scoremode lists the commands)")
+        raise UsageError(f"there is no {kind} {first!r}{guess}")
     names = [first] if first in COMMANDS else COMMANDS
     values = vars(_parser(names).parse_args(argv))
     return command_class(values["command"]).parsed(values)
@@ -114,7 +117,7 @@ def command_class(name: str) -> type[Command]:
     return getattr(import_module(f"scoremode.cli.{COMMANDS[name]}"), name.capitalize())
 
 
-def command_parser(name: str) -> argparse.ArgumentParser:
+def command_parser(name: str) -> Parser:
     """The parser of one command's flags."""
     (commands,) = (a for a in _parser([name])._actions if isinstance(a, argparse._SubParsersAction))
     return commands.choices[name]
@@ -141,6 +144,12 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
         action=VersionAction,
         help="show the version and exit; with -v: the details that a bug report needs",
     )
+    parser.add_argument(
+        "--print-completion",
+        action=CompletionAction,
+        choices=("bash", "zsh", "fish"),
+        help="print what has this shell complete commands, flags and values (docs/cli.md)",
+    )
     commands = parser.add_subparsers(
         prog="scoremode", metavar="COMMAND", help=argparse.SUPPRESS, required=True, dest="command"
     )
@@ -151,6 +160,7 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
         flags = commands.add_parser(
             command.called, usage=command.usage, help=command.summary, description=command.about
         )
+        flags.examples = command.examples
         command.add_to(flags)
     return parser
 
@@ -162,6 +172,15 @@ def _overview(classes: Mapping[str, type[Command]]) -> str:
         for title, group in GROUPS.items()
     )
     return "\n\n".join([*groups, _EXAMPLES])
+
+
+def _help_on(message: str, argv: Sequence[str]) -> str:
+    """The command line of the help that has the flags which an error names."""
+    if not argv or argv[0] not in COMMANDS:
+        return "scoremode --help"
+    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", message))
+    uncommon = {name for flag in command_parser(argv[0]).uncommon() for name in flag.option_strings}
+    return f"scoremode {argv[0]} --help" + " all" * bool(named & uncommon)
 
 
 def _hyphens(argv: Sequence[str]) -> list[str]:
@@ -218,6 +237,45 @@ class VersionAction(argparse.Action):
         width = max(len(name) for name, _ in lines) if values else 0
         for name, value in lines:
             print(f"{name:{width}} {value}")
+        parser.exit()
+
+
+class CompletionAction(argparse.Action):
+    """Prints a shell's script that completes command lines, made of all parsers, and ends."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        import shtab
+
+        from scoremode.text.presets import TEXTS
+        from scoremode.text.protocol import PRESETS
+
+        choices = {"protocol": [*PRESETS], "preset": [*TEXTS], "device": ["cpu", "cuda"]}
+        files: dict[Any, Any] = {
+            **dict.fromkeys(("FILE", "PATH", "BASE", "CHATS", "DATA", "PROMPTS"), shtab.FILE),
+            **dict.fromkeys(("DIR", "RUN"), shtab.DIRECTORY),
+            # Of one pattern alone zsh takes the parentheses around it for qualifiers.
+            **dict.fromkeys(("MODEL", "QUANT"), shtab.glob("*.gguf", "*.GGUF")),
+        }
+        (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        # shtab leaves out what a help does, and has descriptions before summaries.
+        commands.help = None
+        for command in commands.choices.values():
+            command.description = None
+            for action in command._actions:
+                action.choices = action.choices or choices.get(action.dest)
+                if action.metavar in files:
+                    action.__dict__["complete"] = files[action.metavar]
+                if action.dest == "model" and command.get_default("further_models") is not None:
+                    action.nargs = "+"
+        script = shtab.complete(parser, values)
+        # What it writes for zsh of several models or runs completes the first alone.
+        print(script.replace('"(*):', '"*:') if values == "zsh" else script)
         parser.exit()
 
 
@@ -289,7 +347,5 @@ def _machine() -> Iterator[tuple[str, str]]:
 
 def _pathless(error: Exception) -> str:
     """Its first line, with only the last part of every path."""
-    import re
-
     line = next(iter(str(error).splitlines()), "")
     return re.sub(r"(?:/[^/\s:'\"]+)+/", "", line)

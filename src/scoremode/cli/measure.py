@@ -23,8 +23,9 @@ from scoremode.cli.command import (
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of, row_seed
 from scoremode.errors import UsageError
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, PathName, Switch
+from scoremode.spec.flag import Flag, Flags, Group, PathName, Switch
 from scoremode.spec.run import (
+    OUTPUT,
     Against,
     Comparison,
     Form,
@@ -53,6 +54,11 @@ class Ppl(Named, Swap, Measurement):
     usage = "scoremode ppl MODEL [flags]"
     summary = "measure the perplexity of a model"
     about = "Measures the exact perplexity of a model's quantized weights under a protocol."
+    examples = (
+        "scoremode ppl MODEL -f wiki.test.raw",
+        "scoremode ppl QUANT.gguf --dataset-file wiki.test.raw --limit 20",
+        "scoremode ppl org/model --protocol exl3 --format json",
+    )
 
     def request(self, session: Session) -> "Request":
         return request_of(self, session, swaps=swaps_in(self.swap))
@@ -90,6 +96,12 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
         "Exit code 4: a gate was not met. With several models, the base runs once, each "
         "model is compared with it, and all are ranked; rerun the same command to resume, or "
         "to add models."
+    )
+    examples = (
+        "scoremode kld QUANT.gguf --reference BASE -f wiki.test.raw",
+        "scoremode kld Q4.gguf Q5.gguf Q6.gguf --reference BASE",
+        "scoremode kld QUANT --reference BASE --conversations chats.jsonl",
+        "scoremode kld QUANT --reference BASE --max-kld 0.05 --min-top1 90%",
     )
 
     def request(self, session: Session) -> "Request":
@@ -177,6 +189,7 @@ class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only
         "reference as MODEL, nothing is run",
         "FILE",
         read=Path,
+        common=True,
     )
     export_nats = Flag[Literal[16, 24] | None, Literal[16, 24] | None](
         "reach this many nats below each row's largest entry in FILE (default: 16, as in "
@@ -193,6 +206,11 @@ class Reference(Named, Kept, _Export, Measurement):
     about = (
         "Scores a base model and keeps its final hidden states and its head, from which scoremode "
         "kld recomputes the base's logits exactly, in a twentieth of the space of 16-bit logits."
+    )
+    examples = (
+        "scoremode reference BASE -o reference -f wiki.test.raw",
+        "scoremode reference BASE -o reference --protocol llama.cpp",
+        "scoremode reference reference --export-llama-cpp base.kld",
     )
     output: PathName = Output.output.but(
         help="keep the reference in this folder, which must not exist yet", default=None
@@ -274,8 +292,12 @@ class Plan(Model, Protocol, Seed, Command):
         "Prints how a protocol divides a text: windows, targets, BOS, hashes. Needs a model's "
         "config and tokenizer, or --tokenizer alone; loads no weights."
     )
+    examples = (
+        "scoremode plan MODEL -f wiki.test.raw -c 2k",
+        "scoremode plan --tokenizer MODEL --protocol exl3 --format json",
+    )
     seed = Seed.seed.but(group=Group("sampling"))
-    form = Form("the plan", MOST_USED)
+    form = Form("the plan", OUTPUT)
 
     def run(self, session: Session) -> int:
         from scoremode.checkpoint.model_files import resolve_model

@@ -234,6 +234,8 @@ def _told(error: BaseException) -> int:
         return 0
     line, code = _line_of(error)
     print(f"scoremode: error: {line}", file=sys.stderr)
+    if isinstance(error, ScoremodeError) and error.see:
+        print(f"scoremode: see '{error.see}'", file=sys.stderr)
     return code
 
 

@@ -65,6 +65,10 @@ class Sweep(Command):
         "ranked. Rerun the same command to resume, or to run what is new. Exit code 1: a run "
         "failed, all others finished; 4: a gate was not met."
     )
+    examples = (
+        "scoremode sweep sweep.toml --dry-run",
+        "scoremode sweep sweep.toml -o results",
+    )
     file: Flag[str | Path, Path] = Flag("the sweep, as TOML", "FILE", read=Path, positional=True)
     output: PathName = Flag(
         "write everything to DIR (default: the folder that FILE names, inside its own)",

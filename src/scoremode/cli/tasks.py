@@ -12,7 +12,6 @@ from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import (
-    MOST_USED,
     Flag,
     Flags,
     Group,
@@ -36,17 +35,24 @@ if TYPE_CHECKING:
 __all__ = ["Tasks", "request_for"]
 
 
-class _Asked(Flags, group=MOST_USED):
+class _Asked(Flags, group=Group("tasks")):
     tasks: Flag[str, str] = Flag(
         "run these tasks, groups and tags of the harness, such as hellaswag,arc_challenge,mmlu",
         "NAMES",
         required=True,
+        common=True,
     )
     num_fewshot: Number = Flag(
-        "put N examples before each question (default: the task's)", "N", read=whole
+        "put N examples before each question (default: the task's)",
+        "N",
+        read=whole,
+        common=True,
     )
     limit: Flag[float | None, float | None] = Flag(
-        "ask only the first N questions of each task; below 1: that share of them", "N", read=finite
+        "ask only the first N questions of each task; below 1: that share of them",
+        "N",
+        read=finite,
+        common=True,
     )
     reference: Place = Against.reference.but(
         help="pair each answer with this base's: a folder, a .gguf file or a hub id",
@@ -61,7 +67,9 @@ class _Prompts(Flags, group=Group("prompts", "flags with the harness's own names
     confirm_run_unsafe_code: Switch = Flag(
         "run Python that comes with tasks: !function in a file of --include-path", switch=True
     )
-    apply_chat_template: Switch = Flag("format prompts with the model's chat template", switch=True)
+    apply_chat_template: Switch = Flag(
+        "format prompts with the model's chat template", switch=True, common=True
+    )
     system_instruction: Name = Flag(
         "put a system message, or this text, before each prompt", "TEXT"
     )
@@ -73,6 +81,7 @@ class _Prompts(Flags, group=Group("prompts", "flags with the harness's own names
         help="give the model at most L tokens at a time; longer prompts are truncated at the "
         "beginning (default: the model's number of positions)",
         group=None,
+        common=False,
     )
 
 
@@ -80,7 +89,7 @@ class _Base(Flags, group=Group("comparison")):
     reference_revision: Name = Comparison.reference_revision
 
 
-class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engine, Command):
+class Tasks(Named, _Asked, _Base, Model, _Prompts, Output, Table, Devices, Engine, Command):
     called = "tasks"
     usage = "scoremode tasks MODEL --tasks NAME[,NAME] [flags]"
     summary = "run tasks of lm-evaluation-harness"
@@ -88,6 +97,10 @@ class Tasks(Named, _Asked, Output, Table, Devices, Model, _Prompts, _Base, Engin
         "Scores the log-likelihoods that tasks of lm-evaluation-harness ask for, in one run, "
         "and lets the harness compute its metrics from them; with --reference every answer is "
         "paired with a base's. Needs the extra scoremode[lm-eval]."
+    )
+    examples = (
+        "scoremode tasks MODEL --tasks hellaswag,arc_challenge --limit 100",
+        "scoremode tasks QUANT --reference BASE --tasks mmlu --num-fewshot 5",
     )
     is_shared = True
 

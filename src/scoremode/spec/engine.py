@@ -7,7 +7,7 @@ accepted, so that a command line written for the other one runs.
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, Number, Place, Quantity, Switch
+from scoremode.spec.flag import Flag, Flags, Group, Name, Number, Place, Quantity, Switch
 from scoremode.spec.values import bytes_of, cache_of, finite, whole
 
 __all__ = ["Devices", "Dtype", "Engine"]
@@ -32,13 +32,14 @@ _SPLITS_NOTHING = (
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class Devices(Flags, part="engine", group=MOST_USED):
+class Devices(Flags, part="engine", group=BOTH_ENGINES):
     engine: Flag[Literal["torch", "vllm"], str] = Flag(
         "run this engine; torch: scoremode's own (default); vllm: stock vLLM with scoremode's "
         "plugin",
         choices=("torch", "vllm"),
         default="torch",
         moves_score=True,
+        common=True,
     )
     devices = Number(
         "spread the windows over N GPUs, or over N groups of CPU cores, without changing a "
@@ -46,6 +47,8 @@ class Devices(Flags, part="engine", group=MOST_USED):
         "scoremode …)",
         "N",
         read=whole,
+        group=TORCH,
+        common=True,
         in_sweep=False,
     )
 
@@ -81,6 +84,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "run on cpu, cuda or cuda:1 (default: cuda if there is one)",
         "D",
         group=TORCH,
+        common=True,
         in_memory=False,
         engine="torch",
         refusal="is for --engine torch; vLLM is built for one kind of device; CUDA_VISIBLE_DEVICES "

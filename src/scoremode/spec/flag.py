@@ -11,7 +11,7 @@ flag of the command line alone: type checkers leave it out of the keywords.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dataclasses import KW_ONLY
 
 __all__ = [
-    "MOST_USED",
     "Flag",
     "Flags",
     "Group",
@@ -64,8 +63,8 @@ class Group(NamedTuple):
     about: str | None = None
 
 
-# Of commands with many flags: those that most calls need.
-MOST_USED = Group("most used")
+# Of a command with more flags, --help shows those that most calls need, `common`: one screen.
+_FEW = 15
 
 
 @dataclass_transform(eq_default=False)
@@ -85,6 +84,7 @@ class Flag(Generic[Given, Value]):
     - `switch`: takes no value; `pair`: is a switch with a `--no-…`; `repeats`: may be given several
       times; `once`: a second one is an error; `nargs`, `const`, `required`, `action`: argparse's.
     - `group`: its heading in the help; `part`: its subject; both are the class's by default.
+    - `common`: --help of a command with many flags shows it; the others are for --help all.
 
     Further facts:
 
@@ -106,6 +106,7 @@ class Flag(Generic[Given, Value]):
     choices: Sequence[Any] | None = None
     group: Group | None = None
     part: Part | None = None
+    common: bool = False
     spelled: str = ""
     also: tuple[str, ...] = ()
     positional: bool = False
@@ -282,7 +283,7 @@ class Flags:
                 raise argparse.ArgumentTypeError(f"the following arguments are required: {names}")
         except argparse.ArgumentTypeError as error:
             raise UsageError(
-                f"{error} ('scoremode {self.called} --help' lists the flags)"
+                f"{error} ('scoremode {self.called} --help all' lists the flags)"
             ) from None
         self.__dict__.update(values, given=given)
         check_utf8(self.words())
@@ -318,8 +319,9 @@ class Flags:
         return words
 
     @classmethod
-    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+    def add_to(cls, parser: "Parser") -> None:
         """Has a parser know all flags, each in its group."""
+        parser.common = {name for f in cls.flags.values() if f.common for name in f.names}
         groups: dict[Group, argparse._ArgumentGroup] = {}
         for flag in cls.flags.values():
             group = flag.group
@@ -329,7 +331,18 @@ class Flags:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, raising UsageError instead of exiting; each command has one of its own."""
+    """argparse's parser, raising UsageError instead of exiting; each command has one of its own.
+
+    - `common`: the names of common flags; `examples`: command lines.
+    """
+
+    common: Collection[str] = ()
+    examples: Sequence[str] = ()
+
+    def __init__(self, *, add_help: bool = True, **settings: Any) -> None:
+        super().__init__(add_help=False, **settings)
+        if add_help:
+            self.add_argument("-h", "--help", action=_Help)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  typeshed: three overloads
         self, args: Any = None, namespace: Any = None
@@ -339,7 +352,7 @@ class Parser(argparse.ArgumentParser):
         several = self.get_default("further_models") is not None
         if several and not any(word.startswith("-") for word in rest):
             parsed.further_models, rest = tuple(rest), []
-        # Here, since the program's own parser would point to its own help.
+        # Here, since the program's own parser knows no command's flags.
         if rest and self._subparsers is None:
             flag = next((word for word in rest if word.startswith("--")), "").partition("=")[0]
             guess = did_you_mean(flag, self._option_string_actions)
@@ -347,7 +360,61 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ('{self.prog} --help' lists the flags)")
+        raise UsageError(message)
+
+    def uncommon(self) -> list[argparse.Action]:
+        """The flags that --help leaves to --help all; none where there are few."""
+        flags = [a for a in self._actions if a.option_strings and not isinstance(a, _Help)]
+        if len(flags) <= _FEW:
+            return []
+        return [a for a in flags if not any(name in self.common for name in a.option_strings)]
+
+    def format_help(self, *, everything: bool = False) -> str:
+        """Usage, a paragraph, flags (the common ones in a list, or all by groups) and examples."""
+        left_out = [] if everything else self.uncommon()
+        if left_out:
+            formatter = self._get_formatter()
+            formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+            formatter.add_text(self.description)
+            formatter.start_section("most used")
+            formatter.add_arguments(
+                [a for a in self._actions if a not in left_out and not isinstance(a, _Help)]
+            )
+            formatter.end_section()
+            text = formatter.format_help()
+        else:
+            text = super().format_help()
+        if self.examples:
+            text += "\nexamples:\n" + "".join(f"  {line}\n" for line in self.examples)
+        if left_out:
+            text += f"\n'{self.prog} --help all' shows the other {len(left_out)} flags\n"
+        return text
+
+
+class _Help(argparse.Action):
+    """Prints the help, with `all` that of every flag, and ends."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str):
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs="?",
+            default=argparse.SUPPRESS,
+            choices=("all",),
+            metavar="all",
+            help="show this help and exit; all: with every flag",
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(everything=values == "all"), end="")
+        parser.exit()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

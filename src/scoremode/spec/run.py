@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import GateNotMet
-from scoremode.spec.flag import MOST_USED, Flag, Flags, Group, Name, PathName, Place, Switch
+from scoremode.spec.flag import Flag, Flags, Group, Name, PathName, Place, Switch
 from scoremode.spec.values import Limit, nats_of, probability_of, ratio_of, shard_of, share_of
 
 __all__ = [
+    "OUTPUT",
     "Against",
     "Comparison",
     "Form",
@@ -29,7 +30,7 @@ __all__ = [
     "TokenText",
 ]
 
-MODEL, COMPARISON = Group("model"), Group("comparison")
+MODEL, COMPARISON, OUTPUT = Group("model"), Group("comparison"), Group("output")
 MIXTURE = Group(
     "mixture",
     "Replace modules of MODEL with another checkpoint's, in memory; no checkpoint is written. "
@@ -68,6 +69,7 @@ class Form(Flag[str, str]):
             spelled="--format",
             action=_Form,
             group=group,
+            common=True,
             in_sweep=False,
         )
 
@@ -104,7 +106,7 @@ class Named(Flags, part="model"):
         "MODEL",
         positional=True,
         nargs="?",
-        group=MOST_USED,
+        group=MODEL,
         in_sweep=False,
     )
 
@@ -115,7 +117,7 @@ class Model(Flags, part="model", group=MODEL):
     revision: Name = Flag("use this branch, tag or commit of a hub model", "REV", in_memory=False)
     tokenizer: Place = Flag(
         "use the tokenizer of this folder, .gguf file or hub id (default: the model's own)",
-        "T",
+        "PATH",
         path="file or hub",
     )
 
@@ -126,7 +128,8 @@ class Against(Flags, part="comparison"):
         "file or hub id) to run alongside, or a llama.cpp logits file",
         "BASE",
         required=True,
-        group=MOST_USED,
+        group=COMPARISON,
+        common=True,
         in_sweep=False,
     )
 
@@ -137,11 +140,11 @@ class ReferenceRevision(Flags, part="comparison", group=COMPARISON):
 
 class Quiet(Flags, part="output"):
     quiet: Switch = Flag(
-        "print neither progress nor a table", switch=True, group=MOST_USED, in_sweep=False
+        "print neither progress nor a table", switch=True, group=OUTPUT, in_sweep=False
     )
 
 
-class Output(Flags, part="output", group=MOST_USED):
+class Output(Flags, part="output", group=OUTPUT):
     output: PathName = Flag(
         "write each run to a folder of its own in DIR (default: runs)",
         "DIR",
@@ -149,22 +152,23 @@ class Output(Flags, part="output", group=MOST_USED):
         default=Path("runs"),
         spelled="--output-path",
         also=("-o",),
+        common=True,
         in_sweep=False,
     )
     resume: Switch = Flag(
-        "resume an interrupted run of this same command", switch=True, in_sweep=False
+        "resume an interrupted run of this same command", switch=True, common=True, in_sweep=False
     )
 
 
-class Table(Flags, part="output", group=MOST_USED):
+class Table(Flags, part="output", group=OUTPUT):
     """Flags of how a run is printed."""
 
     verbose = Switch("print the full table", switch=True, also=("-v",), in_sweep=False)
-    form = Form("the record", group=MOST_USED)
+    form = Form("the record")
     quiet: Switch = Quiet.quiet
 
 
-class TokenText(Flags, part="output", group=Group("stored columns")):
+class TokenText(Flags, part="output", group=OUTPUT):
     token_text: Switch = Flag(
         "store each target's text in scores.parquet, in a column token_text", switch=True
     )
@@ -190,7 +194,7 @@ class Sharding(
 
 class Gates(Flags, part="output", group=GATES):
     max_kld: Flag[float | None, Limit | None] = Flag(
-        "fail if the mean KLD exceeds NATS", "NATS", read=nats_of
+        "fail if the mean KLD exceeds NATS", "NATS", read=nats_of, common=True
     )
     max_kld_p99: Flag[float | None, Limit | None] = Flag(
         "fail if the KLD's 99th percentile exceeds NATS", "NATS", read=nats_of
@@ -203,6 +207,7 @@ class Gates(Flags, part="output", group=GATES):
         "or 90%%",
         "SHARE",
         read=share_of,
+        common=True,
     )
     gate_on: Flag[Literal["value", "upper"], Any] = Flag(
         "judge the number itself (default), or the upper bound of its 95 %% interval (for "

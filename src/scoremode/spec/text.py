@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from scoremode.spec.flag import (
-    MOST_USED,
     Flag,
     Flags,
     Group,
@@ -91,14 +90,14 @@ class _Presets(argparse.Action):
 
 class Text(Flags, part="text", group=TEXT):
     file: Flag[str | Path | Sequence[str | Path] | None, list[Path] | None] = Flag(
-        "score a text file as is; repeat to join files in order; a folder: its files, by name; -: "
-        "standard input",
+        "score a text file as is (default: WikiText-2, from the hub); repeat to join files in "
+        "order; a folder: its files, by name; -: standard input",
         "FILE",
         read=Path,
         also=("-f",),
         repeats=True,
         path="file",
-        group=MOST_USED,
+        common=True,
     )
     conversations: Place = Flag(
         "score chats from a .jsonl or .parquet file or the hub (messages, ShareGPT's conversations, "
@@ -106,7 +105,8 @@ class Text(Flags, part="text", group=TEXT):
         "CHATS",
         once=True,
         path="file or hub",
-        group=MOST_USED,
+        group=CONVERSATIONS,
+        common=True,
     )
     preset: Name = Flag(
         "score a predefined text, such as c4-gptq, from the hub, or from a local copy with "
@@ -125,6 +125,7 @@ class Text(Flags, part="text", group=TEXT):
         read=Path,
         once=True,
         path="file",
+        common=True,
     )
     dataset_config: Name = Flag(
         "use this configuration of the hub data set (default for wikitext: wikitext-2-raw-v1)",
@@ -210,14 +211,14 @@ class Protocol(Text, part="protocol", group=PROTOCOL):
         "exl3-compare-q, exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided, "
         "lm-eval, chat",
         "NAME",
-        group=MOST_USED,
+        common=True,
     )
     context_length: Quantity = Flag(
         "use windows of L tokens, such as 32k (default: the protocol's)",
         "L",
         read=tokens_of,
         also=("-c",),
-        group=MOST_USED,
+        common=True,
     )
     stride: Quantity = Flag(
         "start a window every S tokens (default: the protocol's)",
@@ -225,7 +226,9 @@ class Protocol(Text, part="protocol", group=PROTOCOL):
         read=tokens_of,
         sources=_WINDOWS,
     )
-    limit: Number = Flag("score only the first W windows", "W", read=whole, also=("--chunks",))
+    limit: Number = Flag(
+        "score only the first W windows", "W", read=whole, also=("--chunks",), common=True
+    )
     bos: Flag[Literal["auto", "always", "never"] | None, str | None] = Flag(
         "start with a BOS token always, never, or as the tokenizer does (auto) (default: the "
         "protocol's)",
@@ -244,7 +247,7 @@ class Calibration(Flags, part="output", group=Group("contamination check")):
         "look for the scored text in the model's calibration data (a text file, texts or "
         "chats in .jsonl or .parquet, or a data set on the hub), and record how much of it "
         "appears there",
-        "TEXT",
+        "DATA",
         once=True,
         path="file or hub",
     )

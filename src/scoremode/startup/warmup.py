@@ -31,6 +31,8 @@ _NEEDED = (
     "huggingface_hub", "msgspec", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
     "transformers", "yaml",
 )  # fmt: skip
+# A package that no run needs.
+_ELSEWHERE = "shtab"
 # Packages that are called otherwise than what is imported of them.
 _CALLED = {"yaml": "pyyaml"}
 # torch, transformers and Arrow on a CPU take 2.4 GB where nothing keeps them from it (2026-11), and
@@ -61,7 +63,7 @@ def check_installation() -> None:
 def missing(module: str | None) -> str | None:
     """The message for a module that can't be found; None if it is of no package that is needed."""
     name = (module or "").partition(".")[0]
-    if name not in _NEEDED or find_spec(name) is not None:
+    if name not in (*_NEEDED, _ELSEWHERE) or find_spec(name) is not None:
         return None
     package = _CALLED.get(name, name)
     return f"the package {package} is not installed: pip install {package}"
