@@ -240,8 +240,8 @@ def test_no_more_processes_start_than_there_are_devices(
     monkeypatch.setattr("scoremode.startup.warmup.count_gpus", lambda: gpus)
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", "--devices", "1000", "-o", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert err == f"scoremode: error: {message.format(cores=os.cpu_count())}\n"
+    said = error_of(capsys.readouterr().err)
+    assert said == f"scoremode: error: {message.format(cores=os.cpu_count())}"
 
 
 @pytest.mark.parametrize("case", BAD)

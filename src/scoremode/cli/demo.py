@@ -40,7 +40,7 @@ class Demo(Command):
     )
     examples = (
         "scoremode demo",
-        "scoremode demo -o demo",
+        "scoremode demo -o folder --format json",
     )
     output: PathName = Flag(
         "keep the models, the runs and the report in DIR (default: demo)",
