@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Demo"]
 
-CONTEXT = 256
+PROTOCOL, CONTEXT = "disjoint", 256
 # The text that is measured. It is written first: a folder that has it is a demo's.
 TEXT = "heldout.txt"
 # The variant whose run and model are in the commands to try.
@@ -104,7 +104,7 @@ def _measured(session: Session, folder: Path) -> "Iterator[tuple[str, Result]]":
     return measure_variants(
         folder / "models" / "dense",
         from_file(folder / TEXT),
-        preset("disjoint").override(context_length=CONTEXT),
+        preset(PROTOCOL).override(context_length=CONTEXT),
         folder,
         command=session.command,
         progress=screen.progress,
@@ -192,7 +192,7 @@ def _next(folder: Path, run: Path) -> str:
         ],
         "One of the runs in full:": ["show", "-v", str(run)],
         "Any model against its base, on any text; folders, GGUF files or hub ids:": [
-            *("kld", *ours, "-c", str(CONTEXT))
+            *("kld", *ours, "--protocol", PROTOCOL, "-c", str(CONTEXT))
         ],
     }
     program = _program()
@@ -204,7 +204,8 @@ def _next(folder: Path, run: Path) -> str:
 def _program() -> list[str]:
     """The words by which a shell finds the program that runs."""
     own = Path(sys.argv[0])
-    found = shutil.which("scoremode")
+    # Within uvx and `uv run` the PATH has more than the user's shell has.
+    found = None if "UV" in os.environ else shutil.which("scoremode")
     if found is not None and os.path.realpath(found) == os.path.realpath(own):
         return ["scoremode"]
     return [str(own)] if own.name == "scoremode" else [sys.executable, "-m", "scoremode"]
