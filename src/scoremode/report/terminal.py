@@ -11,6 +11,7 @@ import shutil
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from scoremode.report.document import (
@@ -33,7 +34,7 @@ _NARROWEST = 12
 # A line is broken at blanks, but not within an interval, nor within a command, which is to be copied;
 # a name behind what joins its parts.
 _WORDS = re.compile(r"scoremode \w+ .*[/\\].*|(?:95 % )?(?:\[[^\]]*\]\S*|\S+)\s*|\s+")
-_JOINS = r"\s/\\_.,:+-"
+_JOINS = r"/\\_.,:+-"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def _facts(facts: Facts, terminal: Terminal) -> str:
         indent = min(indent, max(_NARROWEST, terminal.width // 3))
     lines = []
     for name, said in rows:
-        begin = _padded(name, indent) if _cells(name) < indent - 1 else f"{name}\n{' ' * indent}"
+        gap = " " * (indent - _cells(name))
+        begin = name + (gap if len(gap) > 1 else f"\n{' ' * indent}")
         text = _wrapped(said, terminal.width, indent=indent, begin=indent)
         lines.append(begin + terminal.paint(text, _tone(name, said)))
     return "\n".join(lines)
@@ -121,13 +123,13 @@ def table_parts(table: Table, terminal: Terminal = FILE) -> tuple[list[str], lis
     cells = [[escaped(column.head or "") for column in columns]]
     cells += [[_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
     widths = [max(_cells(row[i]) for row in cells) for i in range(len(shown))]
-    kept = list(range(len(shown)))
+    has_value = [any(row[i] is not None for row in table.rows) for i in shown]
+    kept, flush = list(range(len(shown))), {0}
     if terminal.width is not None and _across(widths) > terminal.width:
-        has_value = [any(row[i] is not None for row in table.rows) for i in shown]
         kept = _kept(columns, widths, has_value, terminal.width)
         is_text = [any(isinstance(row[i], str) for row in table.rows) for i in shown]
-        _narrow([i for i in kept if is_text[i]], kept, widths, terminal.width)
-    lines = [_line([row[i] for i in kept], [widths[i] for i in kept]) for row in cells]
+        flush |= _narrow([i for i in kept if is_text[i]], kept, widths, terminal.width)
+    lines = [_line([(row[i], widths[i], i in flush) for i in kept]) for row in cells]
     ruler = "-" * max(_cells(line) for text in lines for line in text.split("\n"))
     keys = [column.key for column in table.columns]
     base = keys.index("is_base") if "is_base" in keys else None
@@ -135,7 +137,10 @@ def table_parts(table: Table, terminal: Terminal = FILE) -> tuple[list[str], lis
         line if base is None or not row[base] else terminal.paint(line, _DIM)
         for row, line in zip(table.rows, lines[1:], strict=True)
     ]
-    return [terminal.paint(lines[0], _BOLD), ruler], rows, _left_out(columns, kept, terminal)
+    # Nothing is lost with a column that has no value.
+    left = [i for i in range(len(shown)) if i not in kept and has_value[i]]
+    below = _left_out(columns, left, kept, terminal) if left else []
+    return [terminal.paint(lines[0], _BOLD), ruler], rows, below
 
 
 def _cell(column: Column, value: Any) -> str:
@@ -163,42 +168,43 @@ def _kept(
     return sorted(kept)
 
 
-def _narrow(names: Sequence[int], kept: Sequence[int], widths: list[int], room: int) -> None:
-    """Takes from the widest columns of text until the `kept` ones fit."""
+def _narrow(of_text: Sequence[int], kept: Sequence[int], widths: list[int], room: int) -> set[int]:
+    """Takes from the widest columns of text until the `kept` ones fit; returns which these are."""
+    narrowed = set()
     for _ in range(_across([widths[i] for i in kept]) - room):
-        widest = max(names, key=lambda i: widths[i], default=None)
+        widest = max(of_text, key=lambda i: widths[i], default=None)
         if widest is None or widths[widest] <= _NARROWEST:
-            return
+            break
         widths[widest] -= 1
+        narrowed.add(widest)
+    return narrowed
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """A row of a table, of several lines where a cell is wider than its column."""
-    broken = [_broken(cell, width) for cell, width in zip(cells, widths, strict=True)]
+def _line(cells: Sequence[tuple[str, int, bool]]) -> str:
+    """A row of a table from each cell, its column's width, and whether it stands flush left; of several
+    lines where a cell is wider than its column."""
+    broken = [_broken(text, width) for text, width, _ in cells]
     lines = []
-    for number in range(max(map(len, broken))):
-        parts = []
-        for i, (own, width) in enumerate(zip(broken, widths, strict=True)):
-            text = own[number] if number < len(own) else ""
-            is_left = i == 0 or len(own) > 1
-            parts.append(_padded(text, width) if is_left else " " * (width - _cells(text)) + text)
+    for texts in zip_longest(*broken, fillvalue=""):
+        parts = (
+            text + " " * (width - _cells(text)) if is_flush else " " * (width - _cells(text)) + text
+            for text, (_, width, is_flush) in zip(texts, cells, strict=True)
+        )
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
 
 
-def _left_out(columns: Sequence[Column], kept: Sequence[int], terminal: Terminal) -> list[str]:
+def _left_out(
+    columns: Sequence[Column], left: Sequence[int], kept: Sequence[int], terminal: Terminal
+) -> list[str]:
     """The line on columns that were left out; an interval that went with its number is not named."""
     names = []
-    for i, column in enumerate(columns):
-        if i in kept:
-            continue
-        head = escaped(column.head or "")
+    for i in left:
+        head = escaped(columns[i].head or "")
         if head != INTERVAL:
             names.append(head)
         elif i - 1 in kept:
             names.append(f"{head} of {escaped(columns[i - 1].head or '')}")
-    if not names:
-        return []
     said = f"not shown in {terminal.width} columns: {', '.join(names)}"
     said += " (a wider terminal or --format markdown has all)"
     return [terminal.paint(_wrapped(said, terminal.width, indent=2), _DIM)]
@@ -212,10 +218,6 @@ def _cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)
 
 
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _cells(text))
-
-
 def _wrapped(text: str, width: int | None, *, indent: int = 0, begin: int = 0) -> str:
     """A line broken at `width`; `begin`: columns in front of it, `indent`: of its further lines."""
     if width is None or begin + _cells(text) <= width:
@@ -226,12 +228,14 @@ def _wrapped(text: str, width: int | None, *, indent: int = 0, begin: int = 0) -
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """A cell's lines in a column."""
-    if _cells(text) <= width:
-        return [text]
+    """A cell's lines in a column: broken at blanks, and a word that has no room at its joints."""
+    pieces = []
     # Of wide characters half as many have room.
     most = width - 1 if text.isascii() else width // 2
-    return _filled(re.findall(rf"[^{_JOINS}]{{1,{most}}}[{_JOINS}]?|[{_JOINS}]", text), width)
+    joints = rf"[^{_JOINS}]{{1,{most}}}[{_JOINS}]?\s*|[{_JOINS}]\s*"
+    for word in re.findall(r"\S+\s*|\s+", text):
+        pieces += [word] if _cells(word.rstrip()) <= width else re.findall(joints, word)
+    return _filled(pieces, width)
 
 
 def _filled(pieces: Sequence[str], room: int, first: int | None = None) -> list[str]:
