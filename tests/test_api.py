@@ -39,8 +39,11 @@ def in_a_new_process(program: str) -> str:
 
 
 def test_the_names_are_these_and_each_is_there():
-    functions = ["Run", "Sweep", "card", "check", "compare", "generate", "kld", "measure",
-                 "merge", "open_run", "sweep", "write_report"]  # fmt: skip
+    functions = [
+        *("Attribution", "Findings", "Run", "Sweep", "attribute", "card", "check", "compare"),
+        *("generate", "inspect", "kld", "measure", "merge", "open_run", "plan", "status", "sweep"),
+        *("tasks", "verify", "write_report"),
+    ]
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
         *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),
@@ -111,7 +114,7 @@ def test_generated_conversations_are_the_command_lines(demo, tmp_path, capsys):
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
     with pytest.raises(TypeError, match="unexpected keyword argument 'top'"):
         scoremode.generate(demo / "model", "p", "o.jsonl", top=3)  # pyright: ignore
-    with pytest.raises(scoremode.UsageError, match=r"--top-p 2\.0: must be above 0"):
+    with pytest.raises(scoremode.UsageError, match=r"^top_p=2\.0: must be above 0"):
         scoremode.generate(demo / "model", tmp_path / "p.txt", "o.jsonl", top_p=2, quiet=True)
 
 
@@ -175,16 +178,16 @@ def test_wrong_keywords_and_values_raise_and_end_nothing(demo, tmp_path):
         ({"protocol": "nonesuch"}, "unknown protocol 'nonesuch'"),
         ({"context_length": "many"}, "'many' is not a number of tokens"),
         ({"dtype": "int4"}, "int4"),
-        ({"full": True}, "--full"),
-        ({"gate_on": "upper", "reference": model}, "--gate-on upper: there is no gate"),
+        ({"full": True}, "full=True: changes nothing without a reference"),
+        ({"gate_on": "upper", "reference": model}, "gate_on='upper': there is no gate"),
         ({"keep": True, "reference": model}, "keep and reference"),
-        ({"keep": True}, "give -o DIR"),
+        ({"keep": True}, "give output=DIR"),
         ({"file": tmp_path}, "several texts"),
     ):
         with pytest.raises(scoremode.ScoremodeError, match=words) as error:
             scoremode.measure(model, text="a b c d", quiet=True, **keywords)
         assert error.value.exit_code == 2
-    with pytest.raises(scoremode.RunFolderError, match=r"^-o .*: is not a folder$"):
+    with pytest.raises(scoremode.RunFolderError, match=r"^output=.*: is not a folder$"):
         scoremode.measure(model, text="a b", output=__file__, quiet=True)
 
 
@@ -224,8 +227,8 @@ def test_gates_on_an_opened_run(finished, tmp_path):
     with pytest.raises(scoremode.GateNotMet) as error:
         run.require(max_kld=1e-3, min_top1="99.90%", max_ppl_ratio=100)
     message = str(error.value)
-    assert message.startswith(f"{finished}: gate not met: --max-kld 0.001: the mean KLD is ")
-    assert "; gate not met: --min-top1 99.90%: " in message and "ppl-ratio" not in message
+    assert message.startswith(f"{finished}: gate not met: max_kld=0.001: the mean KLD is ")
+    assert "; gate not met: min_top1='99.90%': " in message and "ppl-ratio" not in message
     with pytest.raises(scoremode.UsageError, match="no gate is given"):
         run.require()
     with pytest.raises(scoremode.UsageError, match="a share is at most 100 %"):
@@ -266,7 +269,7 @@ def test_shards_are_merged_to_the_run_that_a_call_makes(demo, tmp_path, capsys):
         scoremode.open_run(tmp_path / "merged").record.document["merged"]
         == merged.record.document["merged"]
     )
-    with pytest.raises(scoremode.UsageError, match="argument --shard: 3/2: must be i/N"):
+    with pytest.raises(scoremode.UsageError, match="shard: 3/2: must be i/N"):
         scoremode.measure(demo / "model", shard="3/2", **settings)
     # As the command line does it, with the line that the record has.
     again = [

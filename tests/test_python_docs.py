@@ -71,7 +71,7 @@ def test_many_quants_and_then_their_tokens_and_gates(names, monkeypatch, tmp_pat
     assert len(rows) == 5 and rows[0]["kld"] == max(row["kld"] for row in rows) > quantiles[-1]
     (said,) = ran("gate", names, monkeypatch, RUN=run, base=names["folder"] / "reference")
     assert re.fullmatch(
-        r"not released: runs/.*: gate not met: --min-top1 90%: the share of same top-1 is 0\.8\d+",
+        r"not released: runs/.*: gate not met: min_top1='90%': the share of same top-1 is 0\.8\d+",
         said[0],
     )
 

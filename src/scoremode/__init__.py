@@ -9,17 +9,25 @@ package imports nothing else: each name is fetched when it is first asked for.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from scoremode.api import (
+        Attribution,
+        Findings,
         Run,
         Sweep,
+        attribute,
         card,
         check,
         compare,
         generate,
+        inspect,
         kld,
         measure,
         merge,
         open_run,
+        plan,
+        status,
         sweep,
+        tasks,
+        verify,
         write_report,
     )
     from scoremode.errors import (
@@ -41,9 +49,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attribution",
     "CheckpointError",
     "CorpusError",
     "EngineError",
+    "Findings",
     "GateNotMet",
     "InvalidMeasurement",
     "ProtocolError",
@@ -56,15 +66,21 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedModel",
     "UsageError",
+    "attribute",
     "card",
     "check",
     "compare",
     "generate",
+    "inspect",
     "kld",
     "measure",
     "merge",
     "open_run",
+    "plan",
+    "status",
     "sweep",
+    "tasks",
+    "verify",
     "write_report",
 ]
 
@@ -73,17 +89,25 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
     if name in (
+        "Attribution",
+        "Findings",
         "Run",
         "Sweep",
+        "attribute",
         "card",
         "check",
         "compare",
         "generate",
+        "inspect",
         "kld",
         "measure",
         "merge",
         "open_run",
+        "plan",
+        "status",
         "sweep",
+        "tasks",
+        "verify",
         "write_report",
     ):
         from scoremode import api as module

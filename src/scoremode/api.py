@@ -1,23 +1,30 @@
 """The package's public functions: what `import scoremode` offers.
 
-They are the commands `ppl`, `kld`, `merge`, `reference`, `generate`, `show`, `compare` and `check`,
-called from Python: each keyword is a flag of the same name, made of its one declaration in `spec`, so
-that both have the same defaults, the same bounds and the same errors, and a record names the command
-line that measures the same again.
+They are the commands, called from Python: each keyword is a flag of the same name, made of its one
+declaration (`spec.keywords`), so that both have the same defaults, the same bounds and the same errors,
+and a record names the command line that measures the same again. A command that measures gives its
+`Run`, any other its `Findings`.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.audit import Check
-from scoremode.cli.generate import Generate, generated
+from scoremode.cli.attribute import Attribute
+from scoremode.cli.audit import Check, Verify
+from scoremode.cli.command import Command, Found
+from scoremode.cli.finished import Compare, Merge, Status
+from scoremode.cli.generate import Generate
+from scoremode.cli.inspect import Inspect
+from scoremode.cli.measure import Plan
+from scoremode.cli.tasks import Tasks
 from scoremode.errors import GateNotMet, UsageError
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import Flag, Switch
+from scoremode.spec.keywords import Keywords, in_keywords, names_keywords
 from scoremode.spec.run import (
     Comparison,
     Gates,
@@ -38,105 +45,35 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scoremode.cli.measure import Kld, Ppl, Reference
+    from scoremode.cli.screen import Session
+    from scoremode.report.document import Document
     from scoremode.results import gates as limits
     from scoremode.results.record.definition import Record
     from scoremode.results.record.section import Metric
     from scoremode.runs.models import InMemory
 
 __all__ = [
+    "Attribution",
+    "Findings",
     "Run",
     "Sweep",
+    "attribute",
     "card",
     "check",
     "compare",
     "generate",
+    "inspect",
     "kld",
     "measure",
     "merge",
     "open_run",
+    "plan",
+    "status",
     "sweep",
+    "tasks",
+    "verify",
     "write_report",
 ]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-
-
-class _Keywords(Generic[P]):
-    """A decorator: the function's keywords are a spec's, for type checkers and for `help`."""
-
-    def __init__(self, spec: Callable[P, object]):
-        self._spec: Any = spec
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[A, B, C, ...], R]
-    ) -> Callable[Concatenate[A, B, C, P], R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[A, B, ...], R]
-    ) -> Callable[Concatenate[A, B, P], R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[A, ...], R]
-    ) -> Callable[Concatenate[A, P], R]: ...
-    def __call__(self, function: Any) -> Any:
-        signature = inspect.signature(function)
-        kinds = inspect.Parameter
-        # Flags without an annotation are of a command line alone.
-        keywords = {
-            name: kinds(name, kinds.KEYWORD_ONLY, default=getattr(self._spec, name).default)
-            for each in reversed(self._spec.__mro__)
-            for name in inspect.get_annotations(each)
-            if name in self._spec.flags
-        }
-        own = {n: p for n, p in signature.parameters.items() if p.kind != kinds.VAR_KEYWORD}
-        function.__signature__ = signature.replace(parameters=[*(own | keywords).values()])
-        return function
-
-
-class _Scored(
-    Model,
-    Protocol,
-    Calibration,
-    Gates,
-    KeepDense,
-    Swap,
-    Comparison,
-    Kept,
-    Output,
-    Quiet,
-    Devices,
-    TokenText,
-    Stopping,
-    Sharding,
-    Engine,
-):
-    """Flags of `scoremode ppl`, `kld` and `reference`."""
-
-
-class _Measured(_Scored):
-    """Keywords of `measure`."""
-
-    tokenizer: Flag[Any, Any] = Model.tokenizer
-    reference: "Flag[str | Path | Run | None, Any]" = Flag("the base to compare with")
-    keep: Switch = Flag("make the run a reference", switch=True)
-
-
-class _Swept(_Scored):
-    """Keywords of `sweep`."""
-
-    texts: Flag[str | Path | Sequence[str | Path | Mapping[str, Any]], Any] = Flag(
-        "texts", default=()
-    )
-    protocols: Flag[str | Sequence[str | Mapping[str, Any]], Any] = Flag("protocols", default=())
-
-
-class _Gates(Gates):
-    called = "show"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +81,7 @@ class Run:
     """A finished run: its `folder`, and its `record` (docs/record.md), whose sections are attributes;
     `record.document` is the JSON object of its file.
 
-    `print(run)` shows the table that the command line shows.
+    `print(run)` shows the table that the command line shows, and a notebook the same as HTML.
     """
 
     folder: Path
@@ -182,13 +119,13 @@ class Run:
 
         return pa.table(self.scores)
 
-    @_Keywords(Gates)
+    @Keywords(Gates)
     def require(self, **gates: Any) -> None:
         """Raises GateNotMet, naming every gate that the run misses; UsageError for a run without a
         base, and for what is no limit."""
         from scoremode.cli.command import gates_of
 
-        asked = gates_of(_Gates(**gates))
+        asked = gates_of(Gates(**gates))
         if not asked:
             raise UsageError("require: no gate is given, such as max_kld=0.05")
         _require(self, asked)
@@ -199,18 +136,151 @@ class Run:
 
         return document_text(finished_document(self.record, self.folder))
 
+    def _repr_html_(self) -> str:
+        from scoremode.report.rendering import document_html
+        from scoremode.report.run import finished_document
+
+        return document_html(finished_document(self.record, self.folder))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Findings:
+    """The result of a command that finds something out: `document`, the JSON value that its `--json`
+    prints.
+
+    `findings["runs"]` is `findings.document["runs"]`. `print(findings)` shows the table that the
+    command line shows, and a notebook the same as HTML.
+    """
+
+    document: Any
+    _shown: "Callable[[Any], Document]"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--format csv`, as for `pandas.DataFrame(findings.rows)`: a column's name, with
+        the unit of its numbers, → a value, every number in full, None where there is none."""
+        from scoremode.report.rendering import table_rows
+
+        return table_rows(self._shown(self.document).data)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.document[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.document)
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+    def __str__(self) -> str:
+        from scoremode.report.terminal import document_text
+
+        return document_text(self._shown(self.document))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from scoremode.report.rendering import document_html
+
+        return document_html(self._shown(self.document))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Findings):
+    """Which part of a model makes how much of its KLD; `run`: the comparison that was attributed, or,
+    of a recipe, the run of the chosen mixture."""
+
+    run: Run
+
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """A sweep: its `folder`, its finished `runs` in their order, and why the others `failed`: model →
-    line."""
+    line.
+
+    `print(sweep)` shows the table that the command line shows, and a notebook the same as HTML.
+    """
 
     folder: Path
     runs: list[Run] = field(repr=False)
     failed: dict[str, str]
+    _pairs: Sequence[Sequence[Run]] = field(repr=False)
+
+    @cached_property
+    def rankings(self) -> list[Findings]:
+        """The ranking of the runs of each text and protocol, as `compare` gives it. Raises UsageError
+        and RunFolderError for runs that can't be compared."""
+        return [compare(runs) for runs in self._pairs if runs]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of all rankings, as for `pandas.DataFrame(sweep.rows)`; where there are several,
+        each row names its text and its protocol."""
+        from scoremode.report.compare import rankings_table
+        from scoremode.report.rendering import table_rows
+
+        if len(self.rankings) < 2:
+            return [row for ranking in self.rankings for row in ranking.rows]
+        return table_rows(rankings_table([ranking.document for ranking in self.rankings]))
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.rankings))
+
+    def _repr_html_(self) -> str:
+        return "\n".join(ranking._repr_html_() for ranking in self.rankings)
 
 
-@_Keywords(_Measured)
+class _Scored(
+    Model,
+    Protocol,
+    Calibration,
+    Gates,
+    KeepDense,
+    Swap,
+    Comparison,
+    Kept,
+    Output,
+    Quiet,
+    Devices,
+    TokenText,
+    Stopping,
+    Sharding,
+    Engine,
+):
+    """Flags of `scoremode ppl`, `kld` and `reference`."""
+
+
+class _Compared(_Scored):
+    """Keywords of `kld`."""
+
+    tokenizer: Flag[Any, Any] = Model.tokenizer
+    reference: Flag[str | Path | Run | None, Any] = Flag("the base to compare with")
+
+
+class _Measured(_Compared):
+    """Keywords of `measure`."""
+
+    keep: Switch = Flag("make the run a reference", switch=True)
+
+
+class _Swept(_Scored):
+    """Keywords of `sweep`."""
+
+    texts: Flag[str | Path | Sequence[str | Path | Mapping[str, Any]], Any] = Flag(
+        "texts", default=()
+    )
+    protocols: Flag[str | Sequence[str | Mapping[str, Any]], Any] = Flag("protocols", default=())
+
+
+class _Inspected(Inspect, Quiet):
+    """Keywords of `inspect`."""
+
+
+class _Planned(Plan, Quiet):
+    """Keywords of `plan`."""
+
+
+@Keywords(_Measured)
 def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
@@ -231,7 +301,6 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     program that starts processes. Raises ScoremodeError; GateNotMet where a gate is missed, when the
     run has been written.
     """
-    _check_names("measure", measure, keywords)
     from scoremode.cli.measure import Kld, Ppl, Reference
 
     quiet, keep = keywords.pop("quiet", False), keywords.pop("keep", False)
@@ -244,30 +313,107 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
         name = type(reference).__name__
         raise UsageError(f"reference: a {name} in memory can't be a base: give its folder")
     command = Reference if keep else Ppl if reference is None else Kld
+    for name, value in _said(keywords).items():
+        if name not in command.flags:
+            needed = "keep=True" if name in Kept.flags else "a reference to compare with"
+            why = "is not for keep=True" if keep else f"changes nothing without {needed}"
+            raise UsageError(f"{name}={value!r}: {why}")
     if not isinstance(model, str | Path):
         return _measured_in_memory(model, command, keywords, quiet=quiet)
     return _measured(command.of(model=str(model), **_said(keywords)), quiet=quiet)
 
 
-def kld(
-    model: "str | Path | nn.Module",
-    *,
-    reference: "str | Path | Run",
-    output: str | Path | None = None,
-    quiet: bool = False,
-    **more: Any,
-) -> Run:
+@Keywords(_Compared)
+def kld(model: "str | Path | nn.Module", *, reference: "str | Path | Run", **keywords: Any) -> Run:
     """Compares every prediction of a model with its base's: `measure` with a `reference`.
 
-    `more`: any other keyword of `measure`. Raises as that does.
+    Other keywords are those of `measure`. Raises as that does.
     """
-    return measure(model, reference=reference, output=output, quiet=quiet, **more)
+    return measure(model, reference=reference, **keywords)
 
 
-@_Keywords(Generate)
+@Keywords(Tasks)
+def tasks(model: str | Path, tasks: str | Sequence[str], **keywords: Any) -> Run:
+    """Runs tasks of lm-evaluation-harness and returns the run, whose `record.tasks` has their metrics
+    (docs/tasks.md).
+
+    - `tasks`: names of tasks, groups or tags of the harness: a list, or one string with commas.
+    - `reference`: a base, whose answers each of the model's is paired with.
+    - `limit`: questions of each task; below 1 a share of them.
+    - `context_length`: tokens that the model gets at a time.
+
+    Raises ScoremodeError; UsageError also where the extra `scoremode[lm-eval]` is missing.
+    """
+    quiet = keywords.pop("quiet", False)
+    names = tasks if isinstance(tasks, str) else ",".join(tasks)
+    return _measured(Tasks.of(model=str(model), tasks=names, **keywords), quiet=quiet)
+
+
+@Keywords(Attribute)
+def attribute(model: str | Path, **keywords: Any) -> Attribution:
+    """Attributes a model's KL divergence from its base to its parts (docs/damage.md).
+
+    - `reference`: the base: a model's folder, a GGUF file or a hub id.
+    - `by`: what is one part: a decoder `layer`, a `module`, or all modules of a `kind`.
+    - `limit`: windows of the text that are scored, the first 16 by default.
+    - `alone`: leaves out what needs the model's own hidden states, which takes half the time.
+    - `budget`: bits per weight; chooses each part's format among the model, the quants in `others` and
+      the base, for the lowest KLD within it, and measures the mixture. `write_recipe`: a file for the
+      choice as llm-compressor's recipe.
+
+    Rows have a unit each, the one that alone makes the most first; KLDs are in nats. Raises
+    ScoremodeError.
+    """
+    quiet = keywords.pop("quiet", False)
+    found = _found(Attribute.of(model=str(model), **keywords), quiet=quiet)
+    assert found.run
+    return Attribution(found.value, found.document, Run(*found.run))
+
+
+@Keywords(_Planned)
+def plan(model: str | Path | None, **keywords: Any) -> Findings:
+    """Divides a text as a run would: windows, targets, BOS, hashes; no weights are loaded.
+
+    - `model`: a folder, a GGUF file or a hub id, whose config and tokenizer are read; None needs a
+      `tokenizer`.
+    - Text and protocol: as in `measure`.
+
+    The document's `plan` has the counts, as a record has them (docs/record.md). Raises UsageError,
+    CorpusError, TokenizerError, CheckpointError, ProtocolError.
+    """
+    return _findings(Plan, model, keywords)
+
+
+@Keywords(_Inspected)
+def inspect(model: str | Path | None, **keywords: Any) -> Findings:
+    """Reads a checkpoint's headers: formats, sizes, bits per weight, and what would run here.
+
+    - `model`: a folder, a GGUF file or a hub id; None needs a `config`, a config.json to be inspected
+      alone.
+    - `device`: what would run is told for `cpu`, `cuda` or `cuda:1`; a GPU by default, if there is one.
+
+    In the document `runs` says whether a run is `possible`, and the `reason` why not; `formats` has
+    modules, parameters and bits per weight of each format. Raises CheckpointError, UsageError.
+    """
+    return _findings(Inspect, model, keywords)
+
+
+@Keywords(Verify)
+def verify(model: str | Path, **keywords: Any) -> Findings:
+    """Scores sampled windows with each engine and with a float32 reference, and compares them.
+
+    - `engines`: `torch`, `vllm` or `torch,vllm`; `windows` of the text are drawn by `seed`.
+
+    In the document `agree` says whether all differences are within rounding; none raises anything.
+    Raises ScoremodeError.
+    """
+    return _findings(Verify, model, keywords)
+
+
+@Keywords(Generate)
 def generate(
     base: str | Path, prompts: str | Path, output: str | Path, **keywords: Any
-) -> dict[str, Any]:
+) -> Findings:
     """Has a base model reply to prompts, writes the conversations to `output`, and returns the record
     beside it (docs/generate.md).
 
@@ -275,36 +421,31 @@ def generate(
 
     A call that was killed goes on where it was; one that is done finds its file. Raises ScoremodeError.
     """
-    _check_names("generate", generate, keywords)
-    from scoremode.cli.main import settle_imports
-    from scoremode.cli.screen import shown
-
-    quiet = keywords.pop("quiet", False)
-    spec = Generate.of(model=str(base), prompts=prompts, output=output, **keywords)
-    try:
-        with shown(("scoremode", *spec.words()), hidden=quiet, before=0.0) as session:
-            return generated(spec, session)
-    finally:
-        settle_imports()
+    return _findings(Generate, base, keywords | {"prompts": prompts, "output": output})
 
 
-def compare(
-    runs: "Sequence[Run | str | Path]", *, by: Literal["kld", "ppl"] | None = None
-) -> dict[str, Any]:
+@Keywords(Compare)
+def compare(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any) -> Findings:
     """Finished runs of one plan, ranked, each tested against the next.
 
-    Returns what `scoremode compare --format json` prints: `runs`, best first, `tests` between
-    neighbours, and what else differs. `by`: what to rank by; None takes KLD where all have one against
-    the same reference. A path may be a run's or of a folder that holds some, whose finished ones are
-    taken. Raises UsageError, RunFolderError.
+    - `runs`: runs, their folders, or folders that hold some, whose finished ones are taken.
+    - `by`: what to rank by, `kld` or `ppl`; None takes KLD where all have one against the same
+      reference.
+
+    Rows are the base, where it is no run of its own, then the runs, best first; KLDs are in nats, and
+    `_low` and `_high` are the ends of 95 % intervals. The document has `tests` between neighbors, and
+    what else differs. Raises UsageError, RunFolderError.
     """
+    from scoremode.report.compare import compare_document
     from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.paths import run_folders
 
-    return ranking(run_folders(_folders(runs)), by)
+    found = ranking(run_folders(_folders(runs)), Compare.of(runs=_folders(runs), **keywords).by)
+    return Findings(found, compare_document)
 
 
-def card(runs: "Sequence[Run | str | Path]") -> str:
+@names_keywords
+def card(runs: "Run | str | Path | Sequence[Run | str | Path]") -> str:
     """The block of Markdown that `scoremode card` prints for finished runs: a table for each plan, the
     protocol, and the command that measures them again. Raises UsageError, RunFolderError."""
     from scoremode.cli.card import card as card_of
@@ -313,28 +454,41 @@ def card(runs: "Sequence[Run | str | Path]") -> str:
     return card_of(run_folders(_folders(runs)))
 
 
-@_Keywords(Check)
-def check(run: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any) -> dict[str, Any]:
+@Keywords(Check)
+def check(run: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any) -> Findings:
     """Audits one or several finished runs: makes every number, hash and token id again that can be.
-
-    Returns what `scoremode check --json` prints: `counts` of what `held`, was `unchecked`, is `wrong`,
-    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`, and the fields
-    of its record that are `not_checked`.
 
     - `against`: a model that scores a `share` of the windows once more (None: a tenth), on `device`.
     - `seed`: of the draw of these, None for one from the system.
     - `model`, `tokenizer`, `reference`, `file`: where these lie, if not where the record says.
     - `fetch`: whether the hub may be asked for what the run took from there.
 
-    Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
-    its model raises. What is wrong with a run raises nothing.
+    The document has `counts` of what `held`, was `unchecked`, is `wrong`, and in `runs` each run's
+    `findings`, each with `part`, `name`, `status` and `words`, and the fields of its record that are
+    `not_checked`; rows have a finding each. Raises RunFolderError where there is no finished run,
+    UsageError, and of a second run what opening its model raises. What is wrong with a run raises
+    nothing.
     """
-    _check_names("check", check, keywords)
-    runs = [run] if isinstance(run, Run | str | Path) else run
-    return Check.of(runs=_folders(runs), **keywords).audited()
+    quiet = keywords.pop("quiet", False)
+    found = _found(Check.of(runs=_folders(run), **keywords), quiet=quiet)
+    return Findings(found.value, found.document)
 
 
-@_Keywords(_Swept)
+@Keywords(Status)
+def status(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any) -> Findings:
+    """The progress of runs and their results so far.
+
+    - `runs`: runs, their folders, or folders that hold some, such as a sweep's.
+
+    The document is a list, a run an item: its `state` (`running`, `killed`, `done`, `invalid`, of a
+    sweep's models also `waiting` and `failed`), the `windows` that are done, of how many, and
+    `estimates`. Nothing is disturbed. Raises UsageError, RunFolderError.
+    """
+    found = _found(Status.of(runs=_folders(runs), **keywords), quiet=True)
+    return Findings(found.value, found.document)
+
+
+@Keywords(_Swept)
 def sweep(
     base: str | Path | Sequence[str | Path], models: Sequence[str | Path], **keywords: Any
 ) -> Sweep:
@@ -349,9 +503,7 @@ def sweep(
     What fails with one model is in the result's `failed`, and the others run. Raises ScoremodeError
     where the base can't be measured; GateNotMet where a gate is missed, when all is done.
     """
-    from scoremode.cli.main import settle_imports
     from scoremode.cli.measure import Kld
-    from scoremode.cli.screen import shown
     from scoremode.cli.sweep import definitions, requests_of, sweep_of, swept
 
     names = [base] if isinstance(base, str | Path) else base
@@ -365,23 +517,28 @@ def sweep(
         "flags": keywords,
     }
     specs = [Kld.of(**given) for given in definitions(asked)]
-    try:
-        with shown(hidden=quiet, before=0.0) as session:
-            pairs = requests_of(specs, session)
-            outcome = swept(sweep_of(specs[0], pairs, session), session, quiet=quiet)
-    finally:
-        settle_imports()
-    runs = [Run(result.folder, result.record) for result in outcome.results if result is not None]
+    with _session((), quiet=quiet) as session:
+        pairs = requests_of(specs, session)
+        outcome = swept(sweep_of(specs[0], pairs, session), session, quiet=quiet)
     entries = outcome.manifest["entries"]
+    runs, groups = [], [{} for _ in pairs]
+    for entry, result in zip(entries, outcome.results, strict=True):
+        if result is not None:
+            runs.append(Run(result.folder, result.record))
+            # A run may have been given beside its model.
+            groups[entry["pair"]].setdefault(result.folder.resolve(), runs[-1])
     if pairs[0].gates:
         for run in runs:
             _require(run, pairs[0].gates)
-    failed = {e["model"]: e["error"] for e in entries if e["error"] is not None}
-    return Sweep(outcome.folder, runs, failed)
+    failed = {
+        e["model"]: in_keywords(e["error"], keywords) for e in entries if e["error"] is not None
+    }
+    return Sweep(outcome.folder, runs, failed, [[*group.values()] for group in groups])
 
 
+@names_keywords
 def write_report(
-    runs: "Sequence[Run | str | Path]",
+    runs: "Run | str | Path | Sequence[Run | str | Path]",
     output: str | Path = "report.html",
     *,
     plots: str | Path | None = None,
@@ -398,6 +555,7 @@ def write_report(
     return make.write_report(folders, Path(output), None if plots is None else Path(plots))[0]
 
 
+@names_keywords
 def open_run(folder: str | Path) -> Run:
     """The finished run in `folder`, verified as `scoremode show` does it: its numbers are made again
     from its scores, and its record must agree. Raises RunFolderError."""
@@ -406,34 +564,41 @@ def open_run(folder: str | Path) -> Run:
     return Run(Path(folder), load_run(Path(folder))[0])
 
 
-def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool = False) -> Run:
+@Keywords(Merge)
+def merge(
+    runs: "Run | str | Path | Sequence[Run | str | Path]", output: str | Path, **keywords: Any
+) -> Run:
     """Makes one run of all the shards that `measure(..., shard="i/N")` scored (docs/devices.md), in a
     folder of its own, `output`, which must not be there yet.
 
     - `runs`: the shards, or folders that hold them; `quiet`: no notices on stderr.
 
-    Raises RunFolderError where they are not all of one run, UsageError for one that is named twice.
+    Raises RunFolderError where they are not all of one run, UsageError for one that is named twice, and
+    GateNotMet where a gate is missed, when the run has been written.
     """
-    from scoremode.cli.screen import shown
+    from scoremode.cli.command import gates_of
     from scoremode.results.shards.merge import merge as merge_shards
 
-    folders = _folders(runs)
-    command = ("scoremode", "merge", *map(str, folders), f"--output-path={output}")
-    with shown(command, hidden=quiet, before=0.0) as session:
-        record = merge_shards(folders, Path(output), command=command, notify=session.screen.line)
-    return Run(Path(output), record)
+    quiet = keywords.pop("quiet", False)
+    spec = Merge.of(runs=_folders(runs), output=output, **keywords)
+    gates = gates_of(spec)
+    with _session(("scoremode", *spec.words()), quiet=quiet) as session:
+        record = merge_shards(
+            spec.runs,
+            Path(output),
+            gates=gates,
+            command=session.command,
+            notify=session.screen.line,
+        )
+    run = Run(Path(output), record)
+    if gates:
+        _require(run, gates)
+    return run
 
 
-def _folders(runs: "Sequence[Run | str | Path]") -> list[Path]:
-    return [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-
-
-def _check_names(name: str, function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
-    """Raises TypeError for a keyword that a function doesn't have."""
-    known = inspect.signature(function).parameters
-    for keyword in sorted(keywords):
-        if keyword not in known:
-            raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}")
+def _folders(runs: "Run | str | Path | Sequence[Run | str | Path]") -> list[Path]:
+    several = [runs] if isinstance(runs, Run | str | Path) else runs
+    return [run.folder if isinstance(run, Run) else Path(run) for run in several]
 
 
 def _said(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,6 +609,34 @@ def _said(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and (value is not False or _Measured.flags[name].pair)
     }
     return said if "text" not in said else said | {"text": said.pop("text")}
+
+
+@contextmanager
+def _session(command: tuple[str, ...], *, quiet: bool) -> "Iterator[Session]":
+    """A command at work, whose imports in other threads are done at its end."""
+    from scoremode.cli.main import settle_imports
+    from scoremode.cli.screen import shown
+
+    try:
+        with shown(command, hidden=quiet, before=0.0) as session:
+            yield session
+    finally:
+        settle_imports()
+
+
+def _found(spec: Command, *, quiet: bool) -> Found:
+    with _session(("scoremode", *spec.words()), quiet=quiet) as session:
+        return spec.found(session)
+
+
+def _findings(
+    command: type[Command], model: str | Path | None, keywords: dict[str, Any]
+) -> Findings:
+    """What a command that takes a model finds."""
+    quiet = keywords.pop("quiet", False)
+    named = {} if model is None else {"model": str(model)}
+    found = _found(command.of(**named, **keywords), quiet=quiet)
+    return Findings(found.value, found.document)
 
 
 def _measured_in_memory(
@@ -467,22 +660,17 @@ def _measured_in_memory(
 
 
 def _measured(
-    spec: "Ppl | Kld | Reference", *, quiet: bool, asked: "InMemory | None" = None
+    spec: "Ppl | Kld | Reference | Tasks", *, quiet: bool, asked: "InMemory | None" = None
 ) -> Run:
     """The run that a spec asks for; `asked`: the module in memory that its model and tokenizer stand
     for."""
     from scoremode.cli.command import measured
-    from scoremode.cli.main import settle_imports
-    from scoremode.cli.screen import shown
 
-    try:
-        with shown(("scoremode", *spec.words()), hidden=quiet, before=0.0) as session:
-            request = spec.request(session)
-            if asked is not None:
-                request = asked.request(request)
-            result = measured(request, session)
-    finally:
-        settle_imports()
+    with _session(("scoremode", *spec.words()), quiet=quiet) as session:
+        request = spec.request(session)
+        if asked is not None:
+            request = asked.request(request)
+        result = measured(request, session)
     run = Run(result.folder, result.record)
     if request.gates:
         _require(run, request.gates)

@@ -94,7 +94,7 @@ def test_a_gate_ends_a_pipeline(demo, asked):
     kept = scoremode.measure(
         demo / "model", keep=True, **asked | {"output": asked["output"] / "kept"}
     )
-    with pytest.raises(GateNotMet, match="max-kld"):
+    with pytest.raises(GateNotMet, match="max_kld"):
         scoremode.kld(
             module, reference=kept, tokenizer=str(demo / "model"), max_kld=1e-4,
             output=asked["output"], quiet=True, batch_size=4,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scoremode.cli.command import Measurement, print_result, request_of, swaps_in
+from scoremode.cli.command import Found, Measurement, request_of, swaps_in
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Devices
@@ -41,7 +41,7 @@ class _Parts(Against, group=Group("parts")):
         default="layer",
         common=True,
     )
-    alone = Switch(
+    alone: Switch = Flag(
         "skip the measurements that need the model's own hidden states, which halves the time",
         switch=True,
         common=True,
@@ -103,7 +103,7 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
     engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(common=False)
     devices = Devices.devices.but(common=False)
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         self._check()
         request = request_of(
             self,
@@ -127,17 +127,13 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
             clock=session.clock,
             directions=["alone"] if self.alone else DIRECTIONS,
         )
-        screen.clear()
-        print_result(
-            session,
+        return Found(
             found.attribution,
             lambda value: attribution_document(value, found.record, found.folder),
-            self.form,
-            quiet=self.quiet,
+            run=(found.folder, found.record),
         )
-        return 0
 
-    def _search(self, request: "Request", budget: float, session: Session) -> int:
+    def _search(self, request: "Request", budget: float, session: Session) -> Found:
         from scoremode.report.attribution import recipe_document
         from scoremode.runs.recipe import search
 
@@ -152,15 +148,11 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
             notify=screen.line,
             tell=lambda name: screen.stage("attribute", name),
         )
-        screen.clear()
-        print_result(
-            session,
+        return Found(
             found.value,
             lambda value: recipe_document(value, found.folder),
-            self.form,
-            quiet=self.quiet,
+            run=(found.folder, found.record),
         )
-        return 0
 
     def _check(self) -> None:
         """Raises UsageError for flags of a run that an attribution does not have."""

@@ -4,9 +4,8 @@ compares engines with a float32 reference."""
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from scoremode.cli.command import Command, model_of, print_result, reads_model
+from scoremode.cli.command import Command, Found, model_of, reads_model
 from scoremode.cli.engines import options_of, reference_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of
@@ -91,27 +90,30 @@ class Check(Runs, _Again, _Places, Command):
     )
     verbose = Switch("print a line for each check that holds", switch=True, also=("-v",))
     form = Form("all findings")
-    quiet = Switch("print neither progress nor findings", switch=True)
+    quiet: Switch = Flag("print neither progress nor findings", switch=True)
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         check_least(0, self, "seed")
         from scoremode.report.checks import check_document
-
-        screen = session.screen
-        value = self.audited(progress=screen.progress, notify=screen.line, tell=screen.stage)
-        result = {**value, "command": list(session.command)}
-        document = partial(check_document, verbose=self.verbose)
-        print_result(session, result, document, self.form, quiet=self.quiet)
-        return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0
-
-    def audited(self, **shown: Any) -> dict[str, Any]:
-        """Runs the audit and returns its findings; `shown`: callbacks for its progress."""
         from scoremode.runs.check.check import check, rerun_of
         from scoremode.runs.check.inputs import Sources
 
+        screen = session.screen
         rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
         places = self.model, self.tokenizer, self.reference, tuple(self.file)
-        return check(self.runs, Sources(*places, fetch=self.fetch), rerun, **shown)
+        value = check(
+            self.runs,
+            Sources(*places, fetch=self.fetch),
+            rerun,
+            progress=screen.progress,
+            notify=screen.line,
+            tell=screen.stage,
+        )
+        return Found(
+            {**value, "command": list(session.command)},
+            partial(check_document, verbose=self.verbose),
+            InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0,
+        )
 
 
 _ENGINES = ("torch", "vllm")
@@ -135,7 +137,7 @@ class _Sample(Flags, group=Group("sample")):
 
 class _Printed(Flags, group=OUTPUT):
     form = Form("all of it")
-    quiet = Quiet.quiet
+    quiet: Switch = Quiet.quiet
 
 
 class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
@@ -152,7 +154,7 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         "scoremode verify MODEL --engines torch,vllm --windows 16",
     )
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         model = model_of(self)
         names = _names(self.engines)
         check_least(1, self, "windows")
@@ -177,8 +179,8 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         )
         screen = session.screen
         result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
-        print_result(session, result, verify_document, self.form, quiet=self.quiet)
-        return 0 if result["agree"] else InvalidMeasurement.exit_code
+        code = 0 if result["agree"] else InvalidMeasurement.exit_code
+        return Found(result, verify_document, code)
 
 
 def _names(text: str) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from scoremode.checkpoint.model_files import ModelFiles
     from scoremode.report.document import Document
     from scoremode.results import gates
+    from scoremode.results.record.definition import Record
     from scoremode.runs.request import Request, Result, Swap
 
 __all__ = [
     "Command",
+    "Found",
     "Measurement",
     "base_revision",
     "exit_code_of",
@@ -40,6 +42,18 @@ __all__ = [
     "request_of",
     "swaps_in",
 ]
+
+
+class Found(NamedTuple):
+    """What a command finds: plain data, as --json prints them, how they are shown, and its exit code.
+
+    `run`: the folder and the record of the run that it left.
+    """
+
+    value: Any
+    document: "Callable[[Any], Document]"
+    code: int = 0
+    run: "tuple[Path, Record] | None" = None
 
 
 class Command(Flags):
@@ -57,7 +71,15 @@ class Command(Flags):
     is_shared: ClassVar[bool] = False
 
     def run(self, session: Session) -> int:
-        """Does what is asked; returns the exit code. Raises ScoremodeError."""
+        """Does what is asked, and prints it; returns the exit code. Raises ScoremodeError."""
+        spec: Any = self
+        found = self.found(session)
+        quiet = getattr(spec, "quiet", False)
+        print_result(session, found.value, found.document, spec.form, quiet=quiet)
+        return found.code
+
+    def found(self, session: Session) -> Found:
+        """What `run` prints, of a command that has no other. Raises ScoremodeError."""
         raise NotImplementedError
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scoremode.cli.command import (
     Command,
+    Found,
     exit_code_of,
     gates_of,
     print_result,
@@ -23,6 +24,7 @@ from scoremode.spec.values import count_of, finite, probability_of
 
 if TYPE_CHECKING:
     from scoremode.results.folders.finished import FinishedRun
+    from scoremode.results.folders.status import StatusReader
     from scoremode.text.token_class import TokenTable
 
 __all__ = ["Compare", "Merge", "Report", "Show", "Status"]
@@ -160,7 +162,7 @@ class Compare(Runs, Command):
         "rank the runs within each group; as CSV, one line per run and group", switch=True
     )
     form = Form("all of it")
-    output: PathName = Flag(
+    output = PathName(
         "write the ranking to FILE instead of stdout", "FILE", read=Path, also=("-o",)
     )
 
@@ -193,10 +195,10 @@ class Compare(Runs, Command):
 
 
 class _Shards(Flags):
-    runs: Flag[Sequence[str | Path], list[Path]] = Flag(
+    runs = Flag[Sequence[str | Path], list[Path]](
         "a shard's folder, or a folder of shards", "RUN", read=Path, positional=True, nargs="+"
     )
-    output: PathName = Flag(
+    output = PathName(
         "write the merged run to this folder, which must not exist yet",
         "DIR",
         read=Path,
@@ -293,7 +295,7 @@ class Status(Runs, Command):
         "scoremode status runs",
         "scoremode status runs --watch 10",
     )
-    watch: Flag[float | None, float | None] = Flag(
+    watch = Flag[float | None, float | None](
         f"refresh this often (default: {_EVERY:g}) until nothing is running",
         "SECONDS",
         read=finite,
@@ -303,35 +305,16 @@ class Status(Runs, Command):
     form = Form("all that is known about each run")
 
     def run(self, session: Session) -> int:
+        if self.watch is None:
+            return super().run(session)
         from scoremode.report.runs import status_document
-        from scoremode.results.folders.status import StatusReader, found_runs
-        from scoremode.runs.sweep.manifest import unfinished
+        from scoremode.results.folders.status import StatusReader
 
-        if self.watch is not None and self.watch < _SHORTEST:
+        if self.watch < _SHORTEST:
             raise UsageError(f"--watch {self.watch:g}: must be at least {_SHORTEST:g} seconds")
         reader = StatusReader()
-
-        def look() -> list[dict[str, Any]]:
-            wanted = {path: unfinished(path) for path in self.runs}
-            found = (
-                run
-                for path in self.runs
-                for run in found_runs(path, is_sweep=wanted[path] is not None)
-            )
-            states = [reader.status(folder) for folder in dict.fromkeys(found)]
-            # A model whose run is invalid has failed in its sweep, for the same reason.
-            known = [state["problem"] for state in states if state["state"] == "invalid"]
-            waiting = [state for each in wanted.values() for state in each or ()]
-            return states + [
-                state
-                for state in waiting
-                if not (
-                    state["state"] == "failed" and any(why in state["problem"] for why in known)
-                )
-            ]
-
-        states = look()
-        if self.watch is None or not _runs(states):
+        states = self._states(reader)
+        if not _runs(states):
             print_result(session, states, status_document, self.form)
             return 0
         session.screen.clear()
@@ -349,7 +332,31 @@ class Status(Runs, Command):
             if not _runs(states):
                 return 0
             time.sleep(self.watch)
-            states = look()
+            states = self._states(reader)
+
+    def found(self, session: Session) -> Found:
+        from scoremode.report.runs import status_document
+        from scoremode.results.folders.status import StatusReader
+
+        return Found(self._states(StatusReader()), status_document)
+
+    def _states(self, reader: "StatusReader") -> list[dict[str, Any]]:
+        from scoremode.results.folders.status import found_runs
+        from scoremode.runs.sweep.manifest import unfinished
+
+        wanted = {path: unfinished(path) for path in self.runs}
+        found = (
+            run for path in self.runs for run in found_runs(path, is_sweep=wanted[path] is not None)
+        )
+        states = [reader.status(folder) for folder in dict.fromkeys(found)]
+        # A model whose run is invalid has failed in its sweep, for the same reason.
+        known = [state["problem"] for state in states if state["state"] == "invalid"]
+        waiting = [state for each in wanted.values() for state in each or ()]
+        return states + [
+            state
+            for state in waiting
+            if not (state["state"] == "failed" and any(why in state["problem"] for why in known))
+        ]
 
 
 def _runs(states: list[dict[str, Any]]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scoremode.cli.command import Command, model_of, print_result, reads_model
+from scoremode.cli.command import Command, Found, model_of, reads_model
 from scoremode.cli.engines import engine_arguments
 from scoremode.cli.screen import Session
 from scoremode.cli.text import refuse_unused
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scoremode.runs import generate as generation
     from scoremode.runs.replies import Prompts
 
-__all__ = ["Generate", "generated"]
+__all__ = ["Generate"]
 
 _PROMPTS = ("--prompts FILE", "--prompts of the hub")
 _OF_HUB = frozenset({"--prompts of the hub"})
@@ -156,16 +156,14 @@ class Generate(Named, _Prompts, Model, _Replies, _Sampling, _Engines, Command):
         "scoremode generate BASE --prompts org/chats --split train -o chats.jsonl",
     )
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         from scoremode.report.inspection import generation_document
 
-        record = generated(self, session)
-        print_result(session, record, generation_document, self.form, quiet=self.quiet)
-        return 0
+        return Found(_generated(self, session), generation_document)
 
 
-def generated(spec: Generate, session: Session) -> dict[str, Any]:
-    """The record of the conversations that the flags ask for, once written. Raises ScoremodeError."""
+def _generated(spec: Generate, session: Session) -> dict[str, Any]:
+    """The record of the conversations that the flags ask for, once written."""
     model = model_of(spec)
     if spec.prompts is None:
         raise UsageError("no prompts: give --prompts FILE, or a data set on the hub")

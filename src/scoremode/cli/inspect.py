@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.command import Command, model_of, named_model, print_result, reads_model
+from scoremode.cli.command import Command, Found, model_of, named_model, reads_model
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
 from scoremode.spec.flag import Flag, Name
@@ -44,7 +44,7 @@ class Inspect(Model, Command):
     device: Name = Flag("inspect for cpu, cuda or cuda:1 (default: cuda if there is one)")
     form = Form("all that is known")
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         from scoremode.report.inspection import inspect_document
 
         if self.config is not None:
@@ -63,8 +63,7 @@ class Inspect(Model, Command):
             value = inspect_config(self.config, self.tokenizer, self.device)
         else:
             value = inspect(model, self.revision, self.tokenizer, self.device)
-        print_result(session, value, inspect_document, self.form)
-        return 0 if value["runs"]["possible"] else 1
+        return Found(value, inspect_document, 0 if value["runs"]["possible"] else 1)
 
 
 def inspect_config(

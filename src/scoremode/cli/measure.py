@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scoremode.cli.command import (
     Command,
+    Found,
     Measurement,
     base_revision,
     exit_code_of,
@@ -15,7 +16,6 @@ from scoremode.cli.command import (
     measured,
     model_of,
     named_model,
-    print_result,
     print_run,
     request_of,
     swaps_in,
@@ -299,7 +299,7 @@ class Plan(Model, Protocol, Seed, Command):
     seed = Seed.seed.but(group=Group("sampling"))
     form = Form("the plan", OUTPUT)
 
-    def run(self, session: Session) -> int:
+    def found(self, session: Session) -> Found:
         from scoremode.checkpoint.model_files import resolve_model
         from scoremode.report.inspection import plan_document
         from scoremode.runs.planning import plan_text
@@ -311,5 +311,4 @@ class Plan(Model, Protocol, Seed, Command):
         planned = plan_text(corpus, protocol_of(self), model=files, tokenizer=self.tokenizer)
         for note in planned.notes:
             session.screen.line(note)
-        print_result(session, planned.to_json(corpus), plan_document, self.form)
-        return 0
+        return Found(planned.to_json(corpus), plan_document)

@@ -36,7 +36,7 @@ __all__ = ["Tasks", "request_for"]
 
 
 class _Asked(Flags, group=Group("tasks")):
-    tasks: Flag[str, str] = Flag(
+    tasks = Flag[str, str](
         "run these tasks, groups and tags of the harness, such as hellaswag,arc_challenge,mmlu",
         "NAMES",
         required=True,
@@ -104,11 +104,13 @@ class Tasks(Named, _Asked, _Base, Model, _Prompts, Output, Table, Devices, Engin
     )
     is_shared = True
 
-    def run(self, session: Session) -> int:
+    def request(self, session: Session) -> "Request":
         harness, places = self._harness()
         session.clock.begin("text")
-        request = request_for(self, session, harness.corpus(), places, judge=harness)
-        result = measured(request, session)
+        return request_for(self, session, harness.corpus(), places, judge=harness)
+
+    def run(self, session: Session) -> int:
+        result = measured(self.request(session), session)
         print_run(self, session, result.record.document, result.folder)
         return 0
 

@@ -1,13 +1,16 @@
-"""Renders a document as Markdown that can be pasted, or as CSV; `report.terminal` as a terminal's text.
+"""Renders a document as Markdown that can be pasted, as CSV, or as HTML for a notebook; `report.terminal`
+as a terminal's text.
 
 - *Markdown.* GitHub's tables and lists, as the hub renders them. Text is escaped only where Markdown
   would make something else of it, so that a number, an interval, or `Q4_K_M` stands as it is.
 - *CSV.* One header, every number in full. A spreadsheet runs a cell that begins with `=`, `+`, `-` or
   `@` as a formula, and a model's name may be anything: such text gets an apostrophe in front, which
   spreadsheets don't show.
+- *Notebook.* HTML without a style of its own, but that text is flush left; rows as Python has them.
 """
 
 import csv
+import html
 import io
 import re
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ from scoremode.report.document import (
     Document,
     Facts,
     Preformatted,
+    Prose,
     Said,
     Table,
     escaped,
@@ -135,6 +139,65 @@ def _list(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _cell(column: Column, value: Any) -> str:
+    return literal(_words(column, value))
+
+
+def _words(column: Column, value: Any) -> str:
     if isinstance(value, Said):
-        return literal(value.word)
-    return "—" if value is None else literal(column.show(value))
+        return value.word
+    return "—" if value is None else column.show(value)
+
+
+def table_rows(table: Table) -> list[dict[str, Any]]:
+    """The rows of `table_csv` as Python has them: a column's name → a value, None for a missing one."""
+    shown = [(i, column) for i, column in enumerate(table.columns) if column.key is not None]
+    rows = []
+    for row in table.rows:
+        cells: dict[str, Any] = {}
+        for i, column in shown:
+            names = [f"{column.key}{end}" for end in column.ends]
+            is_there = row[i] is not None and not isinstance(row[i], Said)
+            values = column.parts(row[i]) if is_there else [None] * len(names)
+            cells |= zip(names, values, strict=True)
+        rows.append(cells)
+    return rows
+
+
+def document_html(document: Document) -> str:
+    """Returns the verdict and the parts as HTML, as a notebook shows them."""
+    verdict = document.verdict
+    parts = [part for part in document.parts if _rows(part)]
+    if verdict is None:
+        return "\n".join(map(_html_part, parts))
+    first = f"<p><b>{html.escape(escaped(verdict.text))}</b></p>"
+    shown = [part for part in parts if part != Prose(verdict.text)]
+    return "\n".join((first, *map(_html_part, shown)))
+
+
+def _html_part(part: Any) -> str:
+    if isinstance(part, Facts):
+        rows = [[_html_cell("th", name), _html_cell("td", said)] for name, said in part.rows]
+        return _html_table([], rows)
+    if isinstance(part, Table):
+        shown = [i for i, column in enumerate(part.columns) if column.head is not None]
+        head = [_html_cell("th", part.columns[i].head or "", left=i == shown[0]) for i in shown]
+        rows = [
+            [_html_cell("td", _words(part.columns[i], row[i]), left=i == shown[0]) for i in shown]
+            for row in part.rows
+        ]
+        return _html_table(head, rows)
+    lines = [html.escape(escaped(line)) for line in part.text.split("\n")]
+    if isinstance(part, Preformatted):
+        return f"<pre>{chr(10).join(lines)}</pre>"
+    return f"<p>{'<br>'.join(lines)}</p>"
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first = f"<thead><tr>{''.join(head)}</tr></thead>" if head else ""
+    lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table>{first}<tbody>{lines}</tbody></table>"
+
+
+def _html_cell(tag: str, text: str, *, left: bool = True) -> str:
+    side = "left" if left else "right"
+    return f'<{tag} style="text-align: {side}">{html.escape(escaped(text))}</{tag}>'

@@ -199,19 +199,17 @@ class Flag(Generic[Given, Value]):
         return self._read(given)
 
     def _read(self, given: Any) -> Any:
-        name = "argument " + "/".join(self.names)
+        # As a program calls it: argparse names flags itself.
         if given is True or isinstance(given, list | tuple):
-            raise argparse.ArgumentTypeError(f"{name}: expected one argument")
+            raise argparse.ArgumentTypeError(f"{self.name}: takes one value, not {given!r}")
         text = _text(given)
         try:
             value = self.read(text)
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+            raise argparse.ArgumentTypeError(f"{self.name}: {error}") from None
         if self.choices is not None and value not in self.choices:
             choices = ", ".join(map(repr, self.choices))
-            raise argparse.ArgumentTypeError(
-                f"{name}: invalid choice: {value!r} (choose from {choices})"
-            )
+            raise argparse.ArgumentTypeError(f"{self.name}: {value!r} is none of {choices}")
         return value
 
     def words(self, given: Any) -> list[str]:
@@ -270,21 +268,16 @@ class Flags:
 
     def __init__(self, **given: Any) -> None:
         """Raises UsageError for a value that a flag doesn't take, and for a flag that there isn't."""
+        if unknown := next((name for name in given if name not in self.flags), None):
+            guess = did_you_mean(unknown, self.flags)
+            raise UsageError(f"{self.called}: there is no keyword {unknown}{guess}")
         try:
-            if unknown := next((name for name in given if name not in self.flags), None):
-                words = Flag[Any, Any]("", spelled=f"--{unknown.replace('_', '-')}").words(
-                    given[unknown]
-                )
-                raise argparse.ArgumentTypeError(f"unrecognized arguments: {' '.join(words)}")
             values = {n: flag.value_of(given.get(n)) for n, flag in self.flags.items()}
-            missing = [n for n, flag in self.flags.items() if flag.required and values[n] is None]
-            if missing:
-                names = ", ".join("/".join(self.flags[name].names) for name in missing)
-                raise argparse.ArgumentTypeError(f"the following arguments are required: {names}")
         except argparse.ArgumentTypeError as error:
-            raise UsageError(
-                f"{error} ('scoremode {self.called} --help all' lists the flags)"
-            ) from None
+            raise UsageError(str(error)) from None
+        missing = [n for n, flag in self.flags.items() if flag.required and values[n] is None]
+        if missing:
+            raise UsageError(f"{self.called}: {' and '.join(missing)} must be given")
         self.__dict__.update(values, given=given)
         check_utf8(self.words())
 
