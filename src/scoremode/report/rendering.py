@@ -1,5 +1,5 @@
-"""Renders a document as Markdown that can be pasted, as CSV, or as HTML for a notebook; `report.terminal`
-as a terminal's text.
+"""Renders a document as Markdown that can be pasted, as CSV, or as HTML for a notebook;
+`report.terminal` as a terminal's text.
 
 - *Markdown.* GitHub's tables and lists, as the hub renders them. Text is escaped only where Markdown
   would make something else of it, so that a number, an interval, or `Q4_K_M` stands as it is.
