@@ -170,8 +170,14 @@ torture: $(READY)
 golden: $(READY)
 	$(BIN)/python tools/golden $(GOLDEN_ARGS)
 
+# The example of the site: the demo's report.
+EXAMPLE = build/example/report.html
+$(EXAMPLE): $(wildcard src/scoremode/demo/*.py src/scoremode/report/*.py src/scoremode/report/page/*) | $(RUNTIME)
+	rm -rf $(@D)
+	$(BIN)/scoremode demo -o $(@D)
+
 # A link that leads nowhere is an error.
-docs: .venv-docs/.ready
+docs: .venv-docs/.ready $(EXAMPLE)
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # In an environment that is deleted afterwards, with the tests that such a change would break. torch stays that of
@@ -204,4 +210,4 @@ lint: $(READY)
 
 #: clean               every environment, and what was built in them
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-real .venv-docs .venv-release .venv-tasks .venv-llmcompressor build/docs build/release .real .llama.cpp
+	rm -rf $(VENV) .venv-vllm .venv-real .venv-docs .venv-release .venv-tasks .venv-llmcompressor build/docs build/example build/release .real .llama.cpp

@@ -133,7 +133,7 @@ def test_one_version_everywhere():
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest, *_ = re.findall(r"^## \[?(\d[^\] ]*)", changes, re.MULTILINE)
     assert newest == version
-    for name in ("README.md", "docs/upgrading.md"):
+    for name in ("README.md", "docs/start.md"):
         said = re.findall(r"Release (\d+\.\d+\.\d+)\b", (ROOT / name).read_text(encoding="utf-8"))
         assert said and set(said) == {version}, name
 

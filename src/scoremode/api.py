@@ -415,7 +415,7 @@ def generate(
     base: str | Path, prompts: str | Path, output: str | Path, **keywords: Any
 ) -> Findings:
     """Has a base model reply to prompts, writes the conversations to `output`, and returns the record
-    beside it (docs/generate.md).
+    beside it (docs/conversations.md).
 
     - `prompts`: a .jsonl, .parquet or text file, or a data set on the hub.
 

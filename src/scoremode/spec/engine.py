@@ -74,7 +74,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "keep keys and values as computed (none, the default), round them to the checkpoint's "
         "kv_cache_scheme (as-declared, which vllm always does), or to a format: fp8_e4m3, "
         "fp8_e5m2, int8, int4-g32, q8_0, q4_0, nvfp4 … or k=int8,v=int4-g32; a base's are "
-        "never rounded (see docs/kv-cache.md)",
+        "never rounded (see docs/long-contexts.md)",
         "FORMAT",
         read=cache_of,
         moves_score=True,

@@ -224,7 +224,7 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
             "turn, `opening` the first of a text, `beyond` the context length; `prompted` tokens are "
             "marked, and the prompt gives them; `generated`: by which base, engine and sampling a "
             "file of conversations was written, as the record beside it says, which is of that very "
-            "file ([generate](generate.md))"
+            "file ([generate](conversations.md#text-that-the-base-writes-itself))"
         ),
     ]
     protocol: Annotated[
