@@ -71,7 +71,7 @@ def test_the_example_is_the_demos_report_which_make_docs_writes(hooks):
     assert 'src="example/report.html"' in hooks.on_page_markdown(text, Page, None, None)
     rules = (ROOT / "Makefile").read_text()
     (example,) = re.findall(r"^EXAMPLE = (.*)$", rules, re.M)
-    assert hooks.REPORT == ROOT / example and re.search(r"^docs: .*\$\(EXAMPLE\)", rules, re.M)
+    assert ROOT / example == hooks.REPORT and re.search(r"^docs: .*\$\(EXAMPLE\)", rules, re.M)
 
 
 def test_nothing_is_fetched_and_a_broken_link_is_an_error():

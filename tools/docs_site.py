@@ -22,7 +22,7 @@ REPORT = ROOT / "build" / "example" / "report.html"
 _LINK = re.compile(r"\]\((?P<up>\.\./)?(?P<path>[\w./-]+\.(?:md|json))(?P<anchor>#[\w-]+)?\)")
 _MARK = "<!-- the report -->"
 _EXAMPLE = (
-    "[**The report of `scoremode demo`**](example/report.html){ target=_blank }, one file of its own:\n\n"
+    "[**The report of `scoremode demo`**](example/report.html){ target=_blank }, one file:\n\n"
     '<iframe src="example/report.html" title="the report" loading="lazy" '
     'style="width:100%;height:80vh;border:1px solid #8888"></iframe>'
 )

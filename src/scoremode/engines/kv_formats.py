@@ -1,8 +1,8 @@
 """Names of the formats that keys and values can be cached in, apart from their arithmetic.
 
 A name is a format, what one scale is for where there is a choice, and whether the head's dimension is
-rotated before: `int8-token`, `int4-g32-had`, `q4_0-had64`. docs/long-contexts.md defines each and says who
-deploys it; `engines.torch.kv_cache.formats` computes them.
+rotated before: `int8-token`, `int4-g32-had`, `q4_0-had64`. docs/long-contexts.md defines each and says
+who deploys it; `engines.torch.kv_cache.formats` computes them.
 """
 
 import re
