@@ -30,6 +30,20 @@ def test_hashes_are_the_files_own_in_their_order(files, cores, monkeypatch):
         assert digest == hashlib.sha256(path.read_bytes()).hexdigest() == hash_file(path)
 
 
+def test_the_bytes_that_are_read_add_up(files):
+    told: list[tuple[float, int]] = []
+    hashing, size = Hashing(files), sum(path.stat().st_size for path in files)
+    hashing.follow(lambda read, total: told.append((read, total)))
+    assert sum(read for read, _ in told) == size and {total for _, total in told} == {size}
+    assert list(hashing.result()) == files
+    # What fails is raised where the hashes are asked for.
+    files[0].unlink()
+    failed = Hashing(files)
+    failed.follow(lambda *_: None)
+    with pytest.raises(FileNotFoundError):
+        failed.result()
+
+
 def test_a_missing_file_is_the_error_of_reading_it(files):
     files[1].unlink()
     with pytest.raises(FileNotFoundError, match="No such file") as error:
@@ -40,10 +54,10 @@ def test_a_missing_file_is_the_error_of_reading_it(files):
 def test_stopped_it_ends_and_gives_no_hashes_of_parts(files, monkeypatch):
     begun, held, before = threading.Event(), threading.Event(), threading.active_count()
 
-    def slow(path, stopped):
+    def slow(path, stopped, count):
         begun.set()
         held.wait()
-        return hash_file(path, stopped)
+        return hash_file(path, stopped, count)
 
     monkeypatch.setattr(bulk_io, "hash_file", slow)
     ours = Hashing(files)
@@ -58,9 +72,9 @@ def test_stopped_it_ends_and_gives_no_hashes_of_parts(files, monkeypatch):
 def test_a_checkpoint_is_hashed_once_and_again_after_a_stop(demo, monkeypatch):
     read: list[str] = []
 
-    def counted(path, stopped):
+    def counted(path, stopped, count):
         read.append(path.name)
-        return hash_file(path, stopped)
+        return hash_file(path, stopped, count)
 
     monkeypatch.setattr(bulk_io, "hash_file", counted)
     checkpoint = open_checkpoint(str(demo / "model"))

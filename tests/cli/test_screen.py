@@ -15,9 +15,11 @@ import pytest
 from support.waiting import wait_for
 
 from scoremode.cli import screen as screens
-from scoremode.cli.screen import Screen
+from scoremode.cli.screen import Screen, estimate_words
 from scoremode.engines.torch.ranks.places import Place
+from scoremode.results.statistics.windows import Estimate
 
+BOTH = {"kld": Estimate(0.02341, (0.0227, 0.0241)), "ppl_ratio": Estimate(1.0172, (1.0142, 1.0202))}
 STAGES = ("importing", "reading", "planning", "importing torch", "loading", "scoring")
 
 
@@ -62,13 +64,15 @@ def ppl(demo, folder, *more: str) -> list[str]:
 
 def test_a_terminal_shows_every_stage_in_order_and_then_the_table_alone(demo, tmp_path):
     code, came = in_terminal([sys.executable, "-m", "scoremode", *ppl(demo, tmp_path)])
-    assert code == 0 and came.startswith("\rscoremode: importing (")
-    at = [came.index(f"scoremode: {stage}") for stage in STAGES]
+    assert code == 0 and came.startswith("\rimporting (")
+    at = [came.index(f"\r{stage}") for stage in STAGES]
     assert at == sorted(at)
-    assert re.search(r"ing, \d+%( of 2\.56k tokens)?", came), came
-    assert re.search(r"ing, \d+%, \S+ tokens/s, \d+ s left, PPL [\d.]+", came), came
+    assert re.search(r"ing [█░]+ \d+%( of 2\.56k tokens)?", came), came
+    assert re.search(r"ing [█░]{8,} \d+%, \S+ tokens/s, \d+ s left, PPL [\d.]+", came), came
     lines = [left_of(line) for line in came.split("\n")]
-    assert lines[0].startswith("model: PPL ") and not any("scoremode:" in line for line in lines)
+    assert re.match(r"(\x1b\[1m)?model: PPL ", lines[0]) and not any(
+        "scoremode:" in line for line in lines
+    )
 
 
 def left_of(line: str) -> str:
@@ -101,7 +105,7 @@ main([{command!r}, "/none", *more, *text])
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     # How many seconds it took is the machine's.
-    assert re.fullmatch(r"'\\rscoremode: importing \(\d+ s\)'\n", done.stdout), done.stdout
+    assert re.fullmatch(r"'\\rimporting \(\d+ s\)'\n", done.stdout), done.stdout
 
 
 def test_without_a_terminal_a_line_comes_with_every_beat():
@@ -163,12 +167,12 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     screen.stage("score")
     screen.progress(6000.0, 10_000)  # of a run that goes on: they say nothing of the rate
     screen.stage("write")
-    assert left_of(stream.getvalue()) == "scoremode: writing, 60% of 10k tokens"
+    assert left_of(stream.getvalue()) == f"writing {'█' * 18}{'░' * 12} 60% of 10k tokens"
     now += 10
     screen.progress(1000.0, 10_000)
     screen.stage("score")
     assert left_of(stream.getvalue()) == (
-        "scoremode: scoring, 70% of 10k tokens, 100 tokens/s, 30 s left"
+        f"scoring {'█' * 19}{'░' * 9} 70% of 10k tokens, 100 tokens/s, 30 s left"
     )
     # Between two steps the rate stays, and the time left goes on.
     now += 5
@@ -176,7 +180,105 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     assert "100 tokens/s, 25 s left" in left_of(stream.getvalue())
     screen.stage("finish")
     screen.stage("score", "the base")
-    assert left_of(stream.getvalue()).rstrip() == "scoremode: the base: scoring (15 s)"
+    assert left_of(stream.getvalue()).rstrip() == "the base: scoring (15 s)"
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (
+            140,
+            "scoring {} 70% of 10k tokens, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, "
+            "PPL ratio 1.0172 ±0.29 %",
+        ),
+        (
+            101,
+            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL ratio 1.0172 ±0.29 %",
+        ),
+        (80, "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %"),
+        (61, "scoring {} 70%, 100 tokens/s, 30 s left"),
+        (41, "scoring {} 70%, 30 s left"),
+        (31, "scoring, 70%, 30 s left"),
+    ],
+)
+def test_the_bar_has_the_room_that_the_numbers_leave(columns, line, on_terminal, monkeypatch):
+    screen, stream = on_terminal
+    now = time.monotonic()
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now)
+    monkeypatch.setattr(screens, "_columns", lambda _: columns)
+    screen.stage("score")
+    screen.progress(6000.0, 10_000)
+    now += 10
+    screen.progress(1000.0, 10_000)
+    screen.estimate(BOTH)
+    screen.stage("write")
+    screen.stage("score")
+    shown = left_of(stream.getvalue()).rstrip()
+    assert re.sub("[█░]+", "{}", shown) == line
+    full, empty = shown.count("█"), shown.count("░")
+    # It fills the line up to its greatest length.
+    assert len(shown) == columns - 1 or full + empty in (0, 30)
+    assert full == int(0.7 * (full + empty))
+
+
+def test_of_a_long_name_both_ends_are_shown(on_terminal, monkeypatch):
+    screen, stream = on_terminal
+    monkeypatch.setattr(screens, "_columns", lambda _: 60)
+    screen.stage("score", f"{'org' * 30}/model-Q4_K_M.gguf (3 of 8)")
+    screen.progress(0.0, 10_000)
+    screen.stage("write")
+    screen.stage("score", f"{'org' * 30}/model-Q4_K_M.gguf (3 of 8)")
+    assert re.fullmatch(
+        r"(org)+\w*\.\.\..*\(3 of 8\): scoring, 0%", left_of(stream.getvalue()).strip()
+    )
+
+
+def test_what_else_is_counted_has_a_unit_of_its_own(on_terminal, monkeypatch):
+    screen, stream = on_terminal
+    now = time.monotonic()
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now)
+    for stage, steps, total, line in (
+        ("files", 2.0e9, 8_000_000_000, "hashing files {} 25% of 8GB, 2GB/s, 3 s left"),
+        ("generate", 3.0, 12, "generating {} 25% of 12 replies, 3 replies/s, 3 s left"),
+        ("runs", 1.0, 2, "reading the runs {} 50% of 2 runs, 1 runs/s, 1 s left"),
+    ):
+        screen.stage(stage)
+        screen.progress(0, total)
+        now += 1
+        screen.progress(steps, total)
+        wait_for(
+            lambda line=line: re.sub("[█░]+", "{}", left_of(stream.getvalue())).rstrip() == line
+        )
+
+
+def test_where_blocks_can_t_be_written_a_bar_is_of_ascii():
+    class Latin(Terminal):
+        encoding = "latin-1"
+
+    stream = Latin()
+    screen = Screen(stream)
+    screen.stage("score")
+    screen.progress(50.0, 100)
+    screen.stage("write")
+    screen.close()
+    assert f"writing {'#' * 15}{'.' * 15} 50%" in stream.getvalue()
+
+
+def test_a_notebook_s_line_is_rewritten():
+    """Its stream says that it is no terminal, and shows what follows a carriage return in its place."""
+
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    stream = OutStream()
+    screen = Screen(stream)
+    assert screen.is_terminal and screens._columns(stream) == 100
+    screen.stage("score")
+    screen.progress(50.0, 100)
+    screen.stage("write")
+    assert left_of(stream.getvalue()) == f"writing {'█' * 15}{'░' * 15} 50% of 100 tokens"
+    screen.close()
+    assert left_of(stream.getvalue()).strip() == "" and "\n" not in stream.getvalue()
 
 
 def test_a_line_that_stays_comes_before_the_one_that_changes(on_terminal):
@@ -185,14 +287,14 @@ def test_a_line_that_stays_comes_before_the_one_that_changes(on_terminal):
     screen.line("a notice")
     first, last = stream.getvalue().split("\n")
     assert left_of(first).rstrip() == "scoremode: a notice"
-    assert left_of(last) == "scoremode: loading (0 s)"
+    assert left_of(last) == "loading (0 s)"
 
 
 def test_a_line_is_no_wider_than_the_terminal(on_terminal, monkeypatch):
     screen, stream = on_terminal
     monkeypatch.setattr(screens, "_columns", lambda _: 30)
     screen.stage("reading " + "x" * 100)
-    assert stream.getvalue() == "\rscoremode: reading xxxxxxx..."
+    assert stream.getvalue() == "\rreading xxxxxxxxxxxxxxxxxx..."
 
 
 def test_the_hub_s_own_bars_have_the_terminal(on_terminal):
@@ -203,7 +305,7 @@ def test_the_hub_s_own_bars_have_the_terminal(on_terminal):
     time.sleep(3 * screens.REDRAW)
     assert before == stream.getvalue() == "scoremode: fetching gpt2 from the hub\n"
     screen.stage("plan")
-    assert stream.getvalue().endswith("\rscoremode: planning (1 s)")
+    assert stream.getvalue().endswith("\rplanning (1 s)")
 
 
 def test_a_stream_that_nobody_reads_any_more_ends_nothing():
@@ -223,13 +325,10 @@ def test_of_several_ranks_the_first_one_shows():
 
 
 def test_the_running_estimate_stands_behind_rate_and_time_left():
-    from scoremode.cli.screen import estimate_words
-    from scoremode.results.statistics.windows import Estimate
-
     ppl = {"ppl": Estimate(12.345678, (12.0, 12.7))}
-    assert estimate_words(ppl) == "PPL 12.3457 ±2.9 %"
+    assert estimate_words(ppl) == ["PPL 12.3457 ±2.9 %"]
     both = ppl | {"ppl_ratio": Estimate(1.02, (1.01, 1.03)), "kld": Estimate(0.0234567, None)}
-    assert estimate_words(both) == "KLD 0.02346, PPL ratio 1.0200 ±0.98 %"
+    assert estimate_words(both) == ["KLD 0.02346", "PPL ratio 1.0200 ±0.98 %"]
     stream = Terminal()
     screen = Screen(stream)
     assert screen.is_terminal
@@ -237,9 +336,9 @@ def test_the_running_estimate_stands_behind_rate_and_time_left():
     screen.progress(0.0, 1000)
     screen.estimate(ppl)
     screen.progress(100.0, 1000)
-    assert re.search(r"scoring, 10%, .* tokens/s, \d+ s left, PPL 12.3457 ±2.9 %$", screen._text())
+    wait_for(lambda: stream.getvalue().endswith(" left, PPL 12.3457 ±2.9 %"))
     screen.stage("finish")
-    assert "PPL" not in screen._text()
+    assert "PPL" not in left_of(stream.getvalue())
     screen.close()
     assert not Screen(io.StringIO(), hidden=True).is_terminal
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +19,8 @@ _REQUEST = 1 << 24
 # Bytes hashed at a time, and files.
 _CHUNK = 1 << 22
 _MOST_THREADS = 8
+# Seconds between two looks at how far hashes are.
+_LOOK = 0.2
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Hashing:
     def __init__(self, files: Sequence[Path]):
         self._files = files
         self._found: dict[Path, str] = {}
+        self._read = dict.fromkeys(files, 0)
         self._stopped = threading.Event()
         # The largest first, since the last one to be done is what is waited for.
         self._left = sorted(files, key=_size)
@@ -104,6 +108,18 @@ class Hashing:
         assert len(self._found) == len(self._files), "hashes asked for after `stop`"
         return {path: self._found[path] for path in self._files}
 
+    def follow(self, progress: Callable[[float, int], None]) -> None:
+        """Returns when it is done, or has failed; tells the bytes that are newly read, of all."""
+        told, total = 0, sum(map(_size, self._files))
+        for thread in self._threads:
+            while told < total:
+                thread.wait(_LOOK)
+                read = sum(self._read.values())
+                progress(read - told, total)
+                told = read
+                if thread.is_done:
+                    break
+
     def stop(self) -> None:
         """Ends it where it is; without effect on what is done."""
         self._stopped.set()
@@ -116,17 +132,27 @@ class Hashing:
                 path = self._left.pop()
             except IndexError:
                 return
-            digest = hash_file(path, self._stopped)
+            digest = hash_file(path, self._stopped, partial(self._count, path))
             if not self._stopped.is_set():
                 self._found[path] = digest
 
+    def _count(self, path: Path, read: int) -> None:
+        # Of a file its own thread alone.
+        self._read[path] += read
 
-def hash_file(path: Path, stopped: threading.Event | None = None) -> str:
-    """sha256 of a file's bytes, or of those read until it is `stopped`. Raises OSError."""
+
+def hash_file(
+    path: Path,
+    stopped: threading.Event | None = None,
+    count: Callable[[int], None] = lambda _: None,
+) -> str:
+    """sha256 of a file's bytes, or of those read until it is `stopped`; `count` gets the bytes of each
+    read. Raises OSError."""
     digest, buffer = sha256(), memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+            count(size)
             if stopped is not None and stopped.is_set():
                 break
     return digest.hexdigest()

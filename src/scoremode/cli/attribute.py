@@ -146,7 +146,7 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
             write_recipe=self.write_recipe,
             progress=screen.progress,
             notify=screen.line,
-            tell=lambda name: screen.stage("attribute", name),
+            tell=screen.stage,
         )
         return Found(
             found.value,

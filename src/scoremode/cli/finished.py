@@ -267,11 +267,17 @@ class Report(Runs, Command):
 
         if self.plots is not None:
             check_folder(self.plots)
-        session.screen.stage("reading the runs")
+        screen = session.screen
+        screen.stage("runs")
         page, *plots = write_report(
-            self.runs, self.output, self.plots, command=session.command, notify=session.screen.line
+            self.runs,
+            self.output,
+            self.plots,
+            command=session.command,
+            notify=screen.line,
+            progress=screen.progress,
         )
-        session.screen.clear()
+        screen.clear()
         print(page)
         if plots:
             print(f"{self.plots}: {len(plots)} plots: {', '.join(file.name for file in plots)}")

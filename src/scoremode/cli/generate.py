@@ -196,13 +196,8 @@ def _generated(spec: Generate, session: Session) -> dict[str, Any]:
         trust_remote_code=spec.trust_remote_code,
         command=session.command,
     )
-    words = session.screen.words
-    words["generate"] = "generating"
-
-    def progress(done: int, of: int) -> None:
-        words["generate"] = f"generating, {done:,} of {of:,} replies"
-
-    return generate(wanted, notify=session.screen.line, progress=progress, clock=session.clock)
+    screen = session.screen
+    return generate(wanted, notify=screen.line, progress=screen.progress, clock=session.clock)
 
 
 def _prompts(spec: Generate, name: str, session: Session) -> "Prompts":

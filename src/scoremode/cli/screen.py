@@ -1,9 +1,9 @@
-"""The display that a user sees while a command works: its stage, then rate and time left.
+"""The display that a user sees while a command works: its stage, then a bar, rate and time left.
 
-On a terminal one line that is written again and again; elsewhere (a log, a pipe) a line every 30
-seconds; nothing with --quiet. A thread of its own writes it, so that the seconds go on while an import
-or a download keeps the main one. It imports only what Python itself has: the first stage is on the
-screen before anything heavy is looked for.
+On a terminal and in a notebook one line that is written again and again; elsewhere (a log, a pipe) a
+line every 30 seconds; nothing with --quiet. A thread of its own writes it, so that the seconds go on
+while an import or a download keeps the main one. It imports only what Python itself has: the first
+stage is on the screen before anything heavy is looked for.
 """
 
 import os
@@ -37,18 +37,32 @@ _WORDS = {
     "check": "checking what is there",
     "engine": "loading",
     "score": "scoring",
+    "attribute": "attributing",
+    "generate": "generating",
+    "files": "hashing files",
+    "runs": "reading the runs",
     "hash": "hashing the files that were read",
     "write": "writing",
     "noise": "noise floor",
     "finish": "computing intervals",
     "end": "ending the engine",
 }
-# Stages in which the count of tokens goes on.
-_COUNTING = ("score", "hash", "write")
+# Stages that count, and what. Of tokens a stage goes on where the one before was.
+_TOKENS = ("score", "hash", "write", "attribute")
+_COUNTED = {
+    **dict.fromkeys(_TOKENS, " tokens"),
+    "generate": " replies",
+    "files": "B",
+    "runs": " runs",
+}
+# Characters of a bar, and of a line in a notebook.
+_BAR, _SHORTEST, _NOTEBOOK = 30, 8, 100
 
 
 class Screen:
     """The line of one command on `stream`; `hidden` for none.
+
+    Where `stream` is no terminal but a notebook's, it is rewritten all the same.
 
     - `beat`: seconds between lines, where `stream` is no terminal.
     - `words`: stage → what is shown of it; a stage that isn't there is shown as it is called.
@@ -57,8 +71,9 @@ class Screen:
     def __init__(self, stream: TextIO, *, hidden: bool = False, beat: float = BEAT):
         self.words = dict(_WORDS)
         self._stream, self._is_hidden, self._beat = stream, hidden, beat
-        self._is_terminal = not hidden and stream.isatty()
-        self._estimate = ""
+        self._is_terminal = not hidden and (stream.isatty() or _is_notebook(stream))
+        self._estimates: list[str] = []
+        self._bar = "█░" if _can_write(stream, "█░") else "#."
         self._begin, self._beats = time.monotonic(), 0
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -78,8 +93,8 @@ class Screen:
         """Shows that a stage begins, `of` whatever it is a part of."""
         with self._lock:
             self._stage, self._of = name, escaped(of)
-            if name not in _COUNTING:
-                self._counter, self._estimate = None, ""
+            if name not in _TOKENS:
+                self._counter, self._estimates = None, []
             if self._is_terminal and name in self._fetched:
                 self._erase()
                 self._put(f"scoremode: {self.words[name]}\n")
@@ -92,19 +107,19 @@ class Screen:
         if from_hub:
             self._fetched.add(stage)
 
-    def progress(self, tokens: float, total: int) -> None:
-        """Counts window tokens as done, out of `total` in all. Those of the first call were done
-        before, and say nothing of the rate."""
+    def progress(self, done: float, total: int) -> None:
+        """Counts what the stage counts, such as window tokens: those newly done, out of `total` in all.
+        Those of the first call were done before, and say nothing of the rate."""
         with self._lock:
-            if self._counter is None:
-                self._counter = _Counter(total, tokens)
+            if self._counter is None or self._counter.total != total:
+                self._counter = _Counter(total, done, _COUNTED.get(self._stage, " tokens"))
             else:
-                self._counter.add(tokens)
+                self._counter.add(done)
 
     def estimate(self, found: "Mapping[str, Estimate]") -> None:
         """Shows, behind rate and time left, what the scores of the passes done say."""
         with self._lock:
-            self._estimate = estimate_words(found)
+            self._estimates = estimate_words(found)
 
     def line(self, text: str, *, once: bool = False) -> None:
         """Writes a line that stays; `once`: unless it was written before."""
@@ -154,21 +169,50 @@ class Screen:
         return time.monotonic() - self._begin
 
     def _text(self) -> str:
+        words = self._words()
+        if self._counter is None or self._stage not in _COUNTED:
+            return f"{words} ({_duration(self._seconds())})"
+        return f"{words}, {', '.join(filter(None, self._counter.words()))}"
+
+    def _words(self) -> str:
         words = self.words.get(self._stage, self._stage)
-        words = f"{self._of}: {words}" if self._of else words
-        if self._counter is not None and self._stage in _COUNTING:
-            if not self._estimate:
-                return f"{words}, {self._counter}"
-            # Short enough that 80 columns have rate, time left and the first metric.
-            return f"{words}, {self._counter.short()}, {self._estimate}"
-        return f"{words} ({_duration(self._seconds())})"
+        return f"{self._of}: {words}" if self._of else words
+
+    def _fitted(self, room: int) -> str:
+        """The line in at most `room` characters: with a bar where something is counted, behind it what
+        there is room for."""
+        words = self._words()
+        if self._counter is None or self._stage not in _COUNTED:
+            text = f"{words} ({_duration(self._seconds())})"
+            return text if len(text) <= room else f"{text[: room - 3]}..."
+        share, rate, left = self._counter.words()
+        alone, estimates = share.partition(" ")[0], self._estimates
+        for parts in (
+            (share, rate, left, *estimates),
+            (alone, rate, left, *estimates),
+            (alone, rate, left, *estimates[:1]),
+            (alone, rate, left),
+            (alone, left),
+        ):
+            behind = ", ".join(filter(None, parts))
+            bar = min(_BAR, room - len(words) - len(behind) - 2)
+            if bar >= _SHORTEST:
+                full = int(bar * self._counter.share)
+                return f"{words} {self._bar[0] * full}{self._bar[1] * (bar - full)} {behind}"
+        # What the name begins and ends with, since `(3 of 8)` stands at its end.
+        behind = f", {', '.join(filter(None, (alone, left)))}"
+        half = max(0, room - len(behind) - 3) // 2
+        words = (
+            words
+            if len(words) <= 2 * half + 3
+            else f"{words[:half]}...{words[len(words) - half :]}"
+        )
+        return f"{words}{behind}"[:room]
 
     def _draw(self) -> None:
         if not self._is_terminal or not self._stage or self._stage in self._fetched:
             return
-        text = f"scoremode: {self._text()}"
-        room = _columns(self._stream) - 1
-        text = text if len(text) <= room else f"{text[: room - 3]}..."
+        text = self._fitted(_columns(self._stream) - 1)
         if text != self._drawn:
             # Blanks over what was longer: not every terminal knows how to erase.
             self._put(f"\r{text}{' ' * (len(self._drawn) - len(text))}")
@@ -189,37 +233,37 @@ class Screen:
 
 
 class _Counter:
-    """Window tokens of a `total`; `before`: those that had been done when it began."""
+    """What is done of a `total`; `before`: what had been done when it began; `unit`: of both, as a
+    number's ending."""
 
-    def __init__(self, total: int, before: float):
-        self._total, self._done, self._before = total, before, before
+    def __init__(self, total: int, before: float, unit: str):
+        self.total, self.unit = total, unit
+        self._done, self._before = before, before
         self._begin = self._last = time.monotonic()
 
-    def add(self, tokens: float) -> None:
-        self._done += tokens
+    @property
+    def share(self) -> float:
+        return min(1.0, self._done / max(1, self.total))
+
+    def add(self, done: float) -> None:
+        self._done += done
         self._last = time.monotonic()
 
-    def __str__(self) -> str:
-        return self._words(f" of {_short(self._total)} tokens")
-
-    def short(self) -> str:
-        """Returns it without the total."""
-        return self._words("")
-
-    def _words(self, of: str) -> str:
-        text = f"{self._done / max(1, self._total):.0%}{of}"
+    def words(self) -> tuple[str, str, str]:
+        """The share, the rate and the time left; the last two are empty as long as nothing tells."""
+        share = f"{self.share:.0%} of {_short(self.total)}{self.unit}"
         # As of the last ones: they come in steps, and a rate that fell in between would be none.
         seconds, new = self._last - self._begin, self._done - self._before
         if new <= 0 or seconds <= 0:
-            return text
+            return share, "", ""
         rate = new / seconds
         since = time.monotonic() - self._last
-        left = max(0.0, (self._total - self._done) / rate - since)
-        return f"{text}, {_short(rate)} tokens/s, {_duration(left)} left"
+        left = max(0.0, (self.total - self._done) / rate - since)
+        return share, f"{_short(rate)}{self.unit}/s", f"{_duration(left)} left"
 
 
-def estimate_words(found: "Mapping[str, Estimate]") -> str:
-    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %, PPL ratio 1.0172 ±0.3 %`."""
+def estimate_words(found: "Mapping[str, Estimate]") -> list[str]:
+    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %` and `PPL ratio 1.0172 ±0.3 %`."""
     names = {"kld": "KLD", "ppl_ratio": "PPL ratio"} if "kld" in found else {"ppl": "PPL"}
     words = []
     for name, label in names.items():
@@ -229,7 +273,7 @@ def estimate_words(found: "Mapping[str, Estimate]") -> str:
             half = max(interval[1] - value, value - interval[0])
             text += f" ±{100 * half / abs(value):.2g} %"
         words.append(text)
-    return ", ".join(words)
+    return words
 
 
 def _places(value: float) -> int:
@@ -254,7 +298,24 @@ def _duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def _is_notebook(stream: TextIO) -> bool:
+    """Tells whether a stream is a Jupyter kernel's, which shows what follows a carriage return in place
+    of what came before."""
+    return any(kind.__module__.startswith("ipykernel.") for kind in type(stream).__mro__)
+
+
+def _can_write(stream: TextIO, text: str) -> bool:
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _columns(stream: TextIO) -> int:
+    # A notebook's may have the number of the terminal that Jupyter was started in.
+    if _is_notebook(stream):
+        return _NOTEBOOK
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

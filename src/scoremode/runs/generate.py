@@ -179,7 +179,8 @@ def generate(
     """Writes the conversations and their record, and returns the record; of a file that this very call
     has written already, that.
 
-    `progress` is told replies that are done, of all. Raises ScoremodeError.
+    `progress` is told replies that are newly done, of all; first those of before. Raises
+    ScoremodeError.
     """
     clock = clock or StageClock()
     if wanted.samples < 1:
@@ -320,8 +321,7 @@ def _fill(
                 about = {"prompt": prompt, "sample": sample, "seed": requests[place].seed}
                 rows.append(replying.row(wanted.prompts.prompts[prompt], reply, about))
             part.add(number, rows)
-            done += len(places)
-            progress(done, len(requests))
+            progress(len(places), len(requests))
         return sampler.describe()
     finally:
         sampler.close()

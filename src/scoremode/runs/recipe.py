@@ -33,7 +33,7 @@ from scoremode.runs.attribute import Attributed, attribute
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request, Result, Swap, TotalProgress
 from scoremode.schemes.resolve import resolve
-from scoremode.startup.clock import StageClock
+from scoremode.startup.clock import StageClock, Tell
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ def search(
     write_recipe: Path | None = None,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Tell = lambda *_: None,
 ) -> Recipe:
     """Chooses and measures.
 
     - `request`: as for `attribute`, of the first quant; `others`: further ones of the same base.
     - `budget`: stored bits per weight of all parts that any quant quantizes.
     - `write_recipe`: a file for the recipe as llm-compressor reads it.
-    - `tell`: gets the name of the quant that is attributed, and at the end of the choice.
+    - `tell`: gets each stage that begins, and of which quant, at the end of the choice.
 
     Raises UsageError for a budget that no choice meets, and as `attribute` does.
     """
@@ -156,17 +156,19 @@ def search(
         check_expressible(models)
     if len(set(models)) < len(models):
         raise UsageError(f"--from: {next(m for m in models if models.count(m) > 1)} is given twice")
+
+    def clock_of(part: str) -> StageClock:
+        return StageClock(tell=lambda stage, _: tell(stage, part))
+
     found = []
-    for model in models:
-        tell(str(model))
-        asked = replace(request, model=model)
+    for number, model in enumerate(models, 1):
         found.append(
             attribute(
-                asked,
+                replace(request, model=model),
                 by,
                 progress=progress,
                 notify=notify,
-                clock=StageClock(),
+                clock=clock_of(f"{model} ({number} of {len(models)})"),
                 directions=["alone"],
             )
         )
@@ -179,10 +181,9 @@ def search(
         least = math.ceil(8e4 * int(front.sizes[0]) / weights) / 1e4
         raise UsageError(f"--budget {budget}: the smallest choice has {least:g} bits per weight")
     chosen = front.choice(place)
-    tell("the choice")
     result = measure(
         replace(request, swaps=_swaps(request, models, parts, chosen)),
-        progress=progress, notify=notify,
+        progress=progress, notify=notify, clock=clock_of("the choice"),
     )  # fmt: skip
     recipe = _written(result, request, models, found, parts, chosen, front, place, budget)
     if write_recipe is not None:

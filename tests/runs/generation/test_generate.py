@@ -174,7 +174,7 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_bytes(wanted, monkeypatch)
         told: list[int] = []
         generate(again, progress=lambda done, of, told=told: told.append(done))
         assert again.output.read_bytes() == whole
-        assert told[0] > 0 and told[-1] == 15 and len(told) == Breaking.sampled + 1
+        assert told[0] > 0 and sum(told) == 15 and len(told) == Breaking.sampled + 1
     # Prompts of 4 lengths or 5, three replies each: more batches than one, and the last is reached.
     assert batches == at >= 4
 

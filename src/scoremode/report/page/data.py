@@ -75,7 +75,7 @@ def report_data(
     """The data of the finished runs in `folders`, whatever they measured: those that may be compared
     are a section.
 
-    `progress` gets the number of runs read so far and of all. One is in memory at a time.
+    `progress` gets the number of runs newly read, and of all. One is in memory at a time.
 
     Raises UsageError where there is no run, or one twice, RunFolderError for one that isn't finished,
     or whose record isn't what its scores give.
@@ -85,7 +85,8 @@ def report_data(
     check_folders(folders)
     # What belongs together is known before a score is read; `summarized` believes none of it.
     records = [checked_record(folder, sealed=False) for folder in folders]
-    groups, read = grouped(records), 0
+    groups = grouped(records)
+    progress(0, len(folders))
     sections: list[list[Summary]] = []
     places: list[list[Place]] = []
     for group in groups:
@@ -94,8 +95,7 @@ def report_data(
         for i in group:
             summaries.append(summarized(folders[i], places[-1]))
             require_same(summaries[0].run, summaries[-1].run)
-            read += 1
-            progress(read, len(folders))
+            progress(1, len(folders))
         sections.append(_ranked(summaries))
     names = _names(sections)
     made = [

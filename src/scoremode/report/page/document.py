@@ -378,7 +378,7 @@ def write_report(
     charts as files into `plots`; returns the files written, the page first.
 
     - `command`: the command line, which the page names
-    - `notify`, `progress`: are told which runs are left out, and how many have been read of how many
+    - `notify`, `progress`: are told which runs are left out, and how many are newly read of how many
 
     Raises UsageError where the extra that draws charts is missing, before anything is read;
     RunFolderError for a run that can't be believed, and for a file that can't be written.

@@ -163,11 +163,12 @@ def _check(
             audit_targets(record, plan, tokenizer, *read, findings)
     audit_answers(folder, record, findings)
     audit_calibration(record, made, sources, findings)
-    tell("hash", str(folder))
-    audit_checkpoint(record, sources, findings)
+    tell("files", str(folder))
+    audit_checkpoint(record, sources, findings, progress)
     audit_kept(folder, record, findings)
     audit_attributions(folder, record, read, findings)
-    audit_reference(record, sources, None if read is None else read[0], findings)
+    tell("files", str(folder))
+    audit_reference(record, sources, None if read is None else read[0], findings, progress)
     again = None
     if rerun is not None:
         plan = plan or kept_plan(folder, record, sources, findings)

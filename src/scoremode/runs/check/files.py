@@ -19,6 +19,7 @@ from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.inputs import Sources, Unreachable, protocol_of
 from scoremode.runs.check.text import audited_tokenizer
 from scoremode.runs.models import reopened
+from scoremode.runs.request import TotalProgress
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
@@ -32,14 +33,17 @@ _SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", 
             "kv_cache_declared", "not_decoded")  # fmt: skip
 
 
-def audit_checkpoint(record: Done, sources: Sources, findings: Findings) -> None:
-    """Opens the checkpoint that was measured, and holds it against the record."""
+def audit_checkpoint(
+    record: Done, sources: Sources, findings: Findings, progress: TotalProgress
+) -> None:
+    """Opens the checkpoint that was measured, and holds it against the record; `progress` counts the
+    bytes that are hashed."""
     section = record.checkpoint
     if (section.files or {}).keys() == {"state_dict"}:
         words = "was a module in memory, which can't be read again"
         findings.unchecked("checkpoint", "state_dict", words)
         return
-    _audit(section, "checkpoint", sources, sources.model, "--model", findings)
+    _audit(section, "checkpoint", sources, sources.model, "--model", findings, progress)
 
 
 def audit_kept(folder: Path, record: Done, findings: Findings) -> None:
@@ -62,9 +66,14 @@ def audit_kept(folder: Path, record: Done, findings: Findings) -> None:
 
 
 def audit_reference(
-    record: Done, sources: Sources, scores: Scores | None, findings: Findings
+    record: Done,
+    sources: Sources,
+    scores: Scores | None,
+    findings: Findings,
+    progress: TotalProgress,
 ) -> None:
-    """Opens the base, and holds it against the record and, a kept one, the Scores."""
+    """Opens the base, and holds it against the record and, a kept one, the Scores; `progress` counts
+    the bytes of a model that are hashed."""
     if not (section := record.reference):
         if scores is not None and scores.against is not None:
             findings.wrong("reference", "section", "the scores have a base, and the record none")
@@ -87,7 +96,7 @@ def audit_reference(
             words = f"there is no reference in {folder}: --reference PATH says where it lies"
             findings.unchecked(part, "states", words)
     if (checkpoint := section.checkpoint) is not None:
-        _audit(checkpoint, part, sources, given, "--reference", findings)
+        _audit(checkpoint, part, sources, given, "--reference", findings, progress)
         if kind == "model" and (own := section.tokenizer):
             find = partial(sources.tokenizer_of, own, checkpoint, is_base=True)
             audited_tokenizer(own, part, find, findings)
@@ -100,6 +109,7 @@ def _audit(
     given: str | None,
     flag: str,
     findings: Findings,
+    progress: TotalProgress,
 ) -> None:
     """Audits the files of a checkpoint and what follows from their headers."""
     try:
@@ -114,6 +124,7 @@ def _audit(
         findings.unchecked(part, "files", "the record has no hashes of them")
     else:
         try:
+            checkpoint.hashing().follow(progress)
             found = checkpoint.hash_files()
         except ScoremodeError as error:
             findings.unchecked(part, "files", str(error))
