@@ -172,7 +172,7 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     screen.progress(1000.0, 10_000)
     screen.stage("score")
     assert left_of(stream.getvalue()) == (
-        f"scoring {'█' * 19}{'░' * 9} 70% of 10k tokens, 100 tokens/s, 30 s left"
+        f"scoring {'█' * 21}{'░' * 9} 70%, 100 tokens/s, 30 s left"
     )
     # Between two steps the rate stays, and the time left goes on.
     now += 5
@@ -188,8 +188,7 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     [
         (
             140,
-            "scoring {} 70% of 10k tokens, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, "
-            "PPL ratio 1.0172 ±0.29 %",
+            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL ratio 1.0172 ±0.29 %",
         ),
         (
             101,
@@ -229,7 +228,8 @@ def test_of_a_long_name_both_ends_are_shown(on_terminal, monkeypatch):
     screen.stage("write")
     screen.stage("score", f"{'org' * 30}/model-Q4_K_M.gguf (3 of 8)")
     assert re.fullmatch(
-        r"(org)+\w*\.\.\..*\(3 of 8\): scoring, 0%", left_of(stream.getvalue()).strip()
+        r"(org)+\w*\.\.\..*\(3 of 8\): scoring, 0% of 10k tokens",
+        left_of(stream.getvalue()).strip(),
     )
 
 
@@ -238,9 +238,9 @@ def test_what_else_is_counted_has_a_unit_of_its_own(on_terminal, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(screens.time, "monotonic", lambda: now)
     for stage, steps, total, line in (
-        ("files", 2.0e9, 8_000_000_000, "hashing files {} 25% of 8GB, 2GB/s, 3 s left"),
-        ("generate", 3.0, 12, "generating {} 25% of 12 replies, 3 replies/s, 3 s left"),
-        ("runs", 1.0, 2, "reading the runs {} 50% of 2 runs, 1 runs/s, 1 s left"),
+        ("files", 2.0e9, 8_000_000_000, "hashing files {} 25%, 2GB/s, 3 s left"),
+        ("generate", 3.0, 12, "generating {} 25%, 3 replies/s, 3 s left"),
+        ("runs", 1.0, 2, "reading the runs {} 50%, 1 runs/s, 1 s left"),
     ):
         screen.stage(stage)
         screen.progress(0, total)
@@ -294,7 +294,7 @@ def test_a_line_is_no_wider_than_the_terminal(on_terminal, monkeypatch):
     screen, stream = on_terminal
     monkeypatch.setattr(screens, "_columns", lambda _: 30)
     screen.stage("reading " + "x" * 100)
-    assert stream.getvalue() == "\rreading xxxxxxxxxxxxxxxxxx..."
+    assert stream.getvalue() == "\rreading xxxxx...xxxxxxx (0 s)"
 
 
 def test_the_hub_s_own_bars_have_the_terminal(on_terminal):

@@ -43,14 +43,14 @@ _WORDS = {
     "runs": "reading the runs",
     "hash": "hashing the files that were read",
     "write": "writing",
-    "noise": "noise floor",
+    "noise": "scoring the base again",
     "finish": "computing intervals",
     "end": "ending the engine",
 }
 # Stages that count, and what. Of tokens a stage goes on where the one before was.
 _TOKENS = ("score", "hash", "write", "attribute")
 _COUNTED = {
-    **dict.fromkeys(_TOKENS, " tokens"),
+    **dict.fromkeys((*_TOKENS, "noise"), " tokens"),
     "generate": " replies",
     "files": "B",
     "runs": " runs",
@@ -183,31 +183,19 @@ class Screen:
         there is room for."""
         words = self._words()
         if self._counter is None or self._stage not in _COUNTED:
-            text = f"{words} ({_duration(self._seconds())})"
-            return text if len(text) <= room else f"{text[: room - 3]}..."
+            return _elided(f"{words} ({_duration(self._seconds())})", room)
         share, rate, left = self._counter.words()
-        alone, estimates = share.partition(" ")[0], self._estimates
-        for parts in (
-            (share, rate, left, *estimates),
-            (alone, rate, left, *estimates),
-            (alone, rate, left, *estimates[:1]),
-            (alone, rate, left),
-            (alone, left),
-        ):
-            behind = ", ".join(filter(None, parts))
+        # Of how many is news until there is a rate.
+        share = share.partition(" ")[0] if rate else share
+        metrics = self._estimates
+        for shown in ((rate, left, *metrics), (rate, left, *metrics[:1]), (rate, left), (left,)):
+            behind = ", ".join(filter(None, (share, *shown)))
             bar = min(_BAR, room - len(words) - len(behind) - 2)
             if bar >= _SHORTEST:
                 full = int(bar * self._counter.share)
                 return f"{words} {self._bar[0] * full}{self._bar[1] * (bar - full)} {behind}"
-        # What the name begins and ends with, since `(3 of 8)` stands at its end.
-        behind = f", {', '.join(filter(None, (alone, left)))}"
-        half = max(0, room - len(behind) - 3) // 2
-        words = (
-            words
-            if len(words) <= 2 * half + 3
-            else f"{words[:half]}...{words[len(words) - half :]}"
-        )
-        return f"{words}{behind}"[:room]
+        behind = f", {', '.join(filter(None, (share, left)))}"
+        return f"{_elided(words, max(0, room - len(behind)))}{behind}"[:room]
 
     def _draw(self) -> None:
         if not self._is_terminal or not self._stage or self._stage in self._fetched:
@@ -296,6 +284,12 @@ def _duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _elided(text: str, room: int) -> str:
+    """A text without its middle, where it has no room: `(3 of 8)` stands at a name's end."""
+    half = max(0, room - 3) // 2
+    return text if len(text) <= room else f"{text[:half]}...{text[len(text) - half :]}"
 
 
 def _is_notebook(stream: TextIO) -> bool:

@@ -127,8 +127,8 @@ def _shown(form: str) -> Callable[[Metric], str]:
     return show
 
 
-def _metric(head: str, key: str, form: str) -> Column:
-    return replace(measured(head, key, form), show=_shown(form))
+def _metric(head: str, key: str, form: str, importance: int) -> Column:
+    return replace(measured(head, key, form, importance=importance), show=_shown(form))
 
 
 def _duration(seconds: float) -> str:
@@ -157,9 +157,9 @@ _COLUMNS = (
     ),
     Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}", importance=3),
     Column("left", "seconds_left", _duration, importance=8),
-    _metric("PPL", "ppl", ".4f"),
-    _metric("PPL / base", "ppl_ratio", ".4f"),
-    _metric("KLD", "kld_nats", ".5f"),
+    _metric("PPL", "ppl", ".4f", 6),
+    _metric("PPL / base", "ppl_ratio", ".4f", 5),
+    _metric("KLD", "kld_nats", ".5f", 7),
 )
 
 
@@ -167,7 +167,7 @@ def _columns(states: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns, with a heading for protocol and text where runs of several are shown: without, one
     would take their numbers for comparable."""
     several = {key for key in ("protocol", "text") if len({s[key] for s in states if key in s}) > 1}
-    return tuple(words(c.key, c.key) if c.key in several else c for c in _COLUMNS)
+    return tuple(words(c.key, c.key, 7) if c.key in several else c for c in _COLUMNS)
 
 
 def _state(state: Mapping[str, Any]) -> str:

@@ -277,8 +277,7 @@ class ScoredRun:
             context.clock.begin("score")
             passes.score()
             if floor is not None:
-                context.clock.begin("noise")
-                document["noise_floor"] = floor.run(passes.schedule, context.notify)
+                document["noise_floor"] = floor.run(passes.schedule, context)
 
     def finish(self) -> Result:
         """The result, when the record has all that follows from the passes."""

@@ -6,7 +6,7 @@ or another dtype or in the other engine, and is compared with itself as the mode
 changes a bit, the floor is 0: below resolution, and never a divisor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable,
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.blocks import CONVERSATION
-from scoremode.runs.context import import_engine
-from scoremode.runs.request import Change
+from scoremode.runs.context import RunContext, import_engine
+from scoremode.runs.request import Change, TotalProgress
 from scoremode.runs.rescore.rescore import Job, Rescored, rescore, rescore_apart
 from scoremode.text.corpus_plan import PlannedText
 
@@ -78,16 +78,18 @@ class NoiseFloor:
                 f"{section['source']} runs in this process"
             )
 
-    def run(self, schedule: Schedule, notify: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, schedule: Schedule, context: RunContext) -> dict[str, Any]:
         """The record's section `noise_floor`: the first variant that changes anything, or the last.
 
         Raises EngineError where one gives no true scores.
         """
         found: dict[str, Any] = {}
         for variant in self._variants:
-            notify(f"noise floor: running the base again, {variant.words}")
+            context.clock.begin("noise")
+            context.notify(f"noise floor: running the base again, {variant.words}")
             try:
-                found = self._section(variant, self._rescored(variant, schedule))
+                rescored = self._rescored(variant, schedule, context.progress)
+                found = self._section(variant, rescored)
             # The measurement itself is none the worse for it, and can be resumed without.
             except InvalidMeasurement as error:
                 raise EngineError(f"noise floor, {variant.words}: {error}") from None
@@ -95,8 +97,9 @@ class NoiseFloor:
                 break
         return found
 
-    def _rescored(self, variant: _Variant, schedule: Schedule) -> Rescored:
+    def _rescored(self, variant: _Variant, schedule: Schedule, progress: TotalProgress) -> Rescored:
         plan = self._planned.plan
+        total = int(plan.lengths.sum())
         if variant.change == "engine" or not variant.options.runs_beside:
             reference = self._baseline.reference(plan, schedule, None)
             assert isinstance(reference, StoredReference)
@@ -107,12 +110,21 @@ class NoiseFloor:
                 self._planned,
                 reference.path,
             )
-            return rescore_apart("noise floor", job)
+
+            def receive(message: tuple[str, Any]) -> None:
+                kind, value = message
+                if kind == "progress":
+                    progress(value, total)
+
+            return rescore_apart("noise floor", job, receive=receive)
         if self._ranks is not None:
             self._ranks.tell(ScoreVariant(self._variants.index(variant)))
         with closing(self._engine(variant)) as engine:
             extras = Extras(self._baseline.reference(plan, schedule, None))
-            return rescore(engine, plan, schedule, extras=extras)
+            progress(0, total)
+            return rescore(
+                engine, plan, schedule, extras=extras, progress=lambda done: progress(done, total)
+            )
 
     def follow(self, number: int) -> None:
         """Runs a variant's share on the ranks but the first; the first one begins that run."""
