@@ -82,7 +82,7 @@ def test_the_table_tells_pages_and_what_stands_before_them(run, capsys):
     assert main(["show", str(run.folder), "-v"]) == 0
     shown = capsys.readouterr().out
     words = run.record.document["pages"]["words"]
-    assert shown.startswith("word perplexity  ")
+    assert shown.split("\n\n")[1].startswith("word perplexity  ")
     assert f"4 pages of {words:,} words" in shown and "each behind BOS (<s>)" in shown
     assert "bits per detokenized byte" in shown
 

@@ -305,8 +305,8 @@ def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         if record.worst:
             parts.append(worst_facts(record.worst))
     base = base_row(record.document)
-    assert base
-    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), f", against {base['model']}")
+    against = f", against {base['model']}" if base else ""
+    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), against)
     return Document(tuple(parts), run_data(record, folder), verdict)
 
 
