@@ -127,12 +127,9 @@ test-nodes: $(READY)
 published-all: $(READY)
 	$(PARALLEL) tests/published tests/cli/test_inspect.py
 
-# Where SCOREMODE_DATA has WikiText-2, the report of it in the demo's formats too: the example of `make docs`.
 #: test-real           SmolLM2-135M-Instruct (a wheel of 93 MB on PyPI) and Gemma 3 270M (253 MB)
 test-real: $(READY) | $(REAL_GGUF) $(REAL_GEMMA)
 	$(REAL_PYTEST)
-	test -z "$$SCOREMODE_DATA" || $(BIN)/python tools/real_table.py $(REAL) \
-	  --text "$$SCOREMODE_DATA/wikitext2/wiki.test.raw" --report .real/report.html
 
 #: test-real-quick     a minute of it
 test-real-quick: $(READY) | $(REAL_GGUF)
@@ -151,9 +148,13 @@ test-llama-cpp: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF) $(REAL_GEMMA)
 	SCOREMODE_LLAMA_CPP=$(LLAMA_CPP) SCOREMODE_REAL=$(REAL) $(PARALLEL) \
 	  tests/checkpoint/gguf tests/schemes/gguf tests/llama_cpp tests/real/test_gguf_layers.py
 
-#: demo-real           the demo's table for SmolLM2, on the first 24,000 bytes of TEXT=wiki.test.raw
-demo-real: $(READY) | $(REAL_GGUF)
-	$(BIN)/python tools/real_table.py $(REAL) --text $(TEXT)
+#: demo-real           README's table and picture: SmolLM2 in eleven formats on TEXT=wiki.test.raw, in half an hour
+demo-real: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF)
+	$(BIN)/python tools/real_quants.py $(REAL) .real/demo --text $(TEXT) --llama-cpp $(LLAMA_CPP)
+	cp $(TEXT) .real/demo/wiki.test.raw
+	cd .real/demo && PATH="$(abspath $(BIN)):$$PATH" && \
+	scoremode kld quants/* --reference SmolLM2-135M-Instruct -f wiki.test.raw --protocol disjoint -c 512 --limit 32 && \
+	scoremode report runs --plots plots
 
 # A case that fails is printed with its number: FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR
 # leaves its files there; --only PATTERN mutates some alone, such as "GPTQ|AWQ".

@@ -47,12 +47,13 @@ class Inputs:
 
 
 @lru_cache(maxsize=1)
-def inputs_of_linears(source: Path) -> Mapping[str, Inputs]:
-    """The sums over each linear's inputs that the dense model in `source` gives it on the calibration
-    text, by module name."""
+def inputs_of_linears(source: Path, text: str | None = None) -> Mapping[str, Inputs]:
+    """The sums over each linear's inputs that the dense model in `source` gives it on a text, by module
+    name; None for the packaged one."""
     from transformers import AutoTokenizer
 
-    text = (resources.files("scoremode.demo") / "calibration.txt").read_text(encoding="utf-8")
+    if text is None:
+        text = (resources.files("scoremode.demo") / "calibration.txt").read_text(encoding="utf-8")
     ids = torch.tensor(AutoTokenizer.from_pretrained(source)(text).input_ids)
     inputs: dict[str, Inputs] = {}
 

@@ -124,13 +124,18 @@ VARIANTS = (
 )
 
 
-def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
+def quantize_folder(
+    source: Path, target: Path, variant: Variant, calibration: str | None = None
+) -> None:
     """Writes a copy of the model in `source` whose decoder linears are quantized to `target`; a kill
-    leaves it without a config, which comes last. Raises RunFolderError."""
+    leaves it without a config, which comes last. Raises RunFolderError.
+
+    - `calibration`: the text of AWQ and GPTQ, None for the packaged one.
+    """
     target.mkdir(parents=True, exist_ok=True)
     tensors = load_file(source / "model.safetensors")
     calibrated = variant.format in ("awq", "gptq")
-    inputs = inputs_of_linears(source) if calibrated else {}
+    inputs = inputs_of_linears(source, calibration) if calibrated else {}
     if variant.format == "awq":
         assert variant.group_size is not None
         scale_by_inputs(tensors, inputs, variant.group_size)
