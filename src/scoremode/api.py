@@ -254,7 +254,7 @@ class _Compared(_Scored):
     """Keywords of `kld`."""
 
     tokenizer: Flag[Any, Any] = Model.tokenizer
-    reference: Flag[str | Path | Run | None, Any] = Flag("the base to compare with")
+    reference: Flag[str | Path | Run | None, Any] = Flag("compare with this base")
 
 
 class _Measured(_Compared):
@@ -267,9 +267,11 @@ class _Swept(_Scored):
     """Keywords of `sweep`."""
 
     texts: Flag[str | Path | Sequence[str | Path | Mapping[str, Any]], Any] = Flag(
-        "texts", default=()
+        "score each of these texts", default=()
     )
-    protocols: Flag[str | Sequence[str | Mapping[str, Any]], Any] = Flag("protocols", default=())
+    protocols: Flag[str | Sequence[str | Mapping[str, Any]], Any] = Flag(
+        "score them under each of these protocols", default=()
+    )
 
 
 class _Inspected(Inspect, Quiet):

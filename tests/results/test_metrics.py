@@ -1,8 +1,4 @@
-"""The table of metrics: what a row promises, and the page that is made of it."""
-
-import importlib.util
-from pathlib import Path
-from typing import Any
+"""The table of metrics: what a row promises."""
 
 import numpy as np
 import pytest
@@ -10,21 +6,6 @@ from support.comparisons import made, overlapping
 
 from scoremode.results.metrics import METRIC, METRICS, shown
 from scoremode.results.record.sections import sections
-
-ROOT = Path(__file__).parents[2]
-
-
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("metric_docs", ROOT / "tools/metric_docs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_the_table():
-    page = (ROOT / "docs/statistics.md").read_text("utf-8")
-    assert tool().with_tables(page) == page
 
 
 def test_a_key_is_there_once_and_is_explained():

@@ -1,7 +1,7 @@
 """The metrics: a row for each, with all that the program knows of it.
 
 `results.statistics` computes what the rows say, and every table, the page, the card, CSV and
-docs/statistics.md (`python tools/metric_docs.py`) are made from them. So a new metric is a row, its
+docs/statistics.md (`python tools/reference_docs.py`) are made from them. So a new metric is a row, its
 column, and a test.
 
 A metric against a base is the mean of a `column` of Scores, or a percentile of the KLD. Those without

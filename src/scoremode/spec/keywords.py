@@ -78,6 +78,7 @@ class Keywords(Generic[P]):
 
         call: Any = names_keywords(checked)
         call.__signature__ = signature.replace(parameters=[*known.values()])
+        call.flags = self._spec.flags
         return call
 
 

@@ -38,7 +38,7 @@ __all__ = [
 # An object in JSON, and a day.
 Values = Flag[Mapping[str, Any] | str | None, dict[str, Any] | None]
 Day: TypeAlias = "Flag[datetime.date | str | None, datetime.date | None]"
-TEXT = Group("text", "default: WikiText-2's test split, from the hub")
+TEXT = Group("text")
 CONVERSATIONS = Group("conversations", "scored turns, long chats and the chat template")
 PROTOCOL = Group(
     "protocol", "overriding a preset changes the protocol's recorded name, such as exl3+stride=1024"
@@ -90,8 +90,8 @@ class _Presets(argparse.Action):
 
 class Text(Flags, part="text", group=TEXT):
     file: Flag[str | Path | Sequence[str | Path] | None, list[Path] | None] = Flag(
-        "score a text file as is (default: WikiText-2, from the hub); repeat to join files in "
-        "order; a folder: its files, by name; -: standard input",
+        "score a text file as is (default: WikiText-2's test split, from the hub); repeat to join "
+        "files in order; a folder: its files, by name; -: standard input",
         "FILE",
         read=Path,
         also=("-f",),

@@ -1,7 +1,7 @@
 """A run's record: every section with its meaning and type, and what a record of each status must have.
 
 A record is one of `Running`, `Done`, `ShardDone` and `Invalid`, told apart by its `status`. The table
-in docs/record.md and docs/record.schema.json are made of these types (`tools/record_docs.py`). No
+in docs/record.md and docs/record.schema.json are made of these types (`tools/reference_docs.py`). No
 field's meaning changes within a `schema_version`.
 """
 

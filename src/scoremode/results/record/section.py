@@ -8,7 +8,7 @@
 doesn't declare is free, and stays in the file alone: an engine notes more of itself than anything here
 reads. A field that may be missing is UNSET then, which is false; one that may
 be null as well is None. msgspec does the checking,
-and makes docs/record.schema.json of the same types (`tools/record_docs.py`).
+and makes docs/record.schema.json of the same types (`tools/reference_docs.py`).
 """
 
 import math
