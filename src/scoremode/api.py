@@ -442,8 +442,8 @@ def compare(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: A
     from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.paths import run_folders
 
-    found = ranking(run_folders(_folders(runs)), Compare.of(runs=_folders(runs), **keywords).by)
-    return Findings(found, compare_document)
+    spec = Compare.of(runs=_folders(runs), **keywords)
+    return Findings(ranking(run_folders(spec.runs), spec.by), compare_document)
 
 
 @names_keywords
@@ -518,7 +518,10 @@ def sweep(
         "output": str(output),
         "flags": keywords,
     }
-    specs = [Kld.of(**given) for given in definitions(asked)]
+    try:
+        specs = [Kld.of(**given) for given in definitions(asked)]
+    except UsageError as error:
+        raise UsageError(f"sweep: {error}") from None
     with _session((), quiet=quiet) as session:
         pairs = requests_of(specs, session)
         outcome = swept(sweep_of(specs[0], pairs, session), session, quiet=quiet)
@@ -600,6 +603,8 @@ def merge(
 
 def _folders(runs: "Run | str | Path | Sequence[Run | str | Path]") -> list[Path]:
     several = [runs] if isinstance(runs, Run | str | Path) else runs
+    if not several:
+        raise UsageError("no runs: give at least one")
     return [run.folder if isinstance(run, Run) else Path(run) for run in several]
 
 

@@ -25,7 +25,7 @@ C = TypeVar("C")
 
 # A flag's name on a command line → the flags that are keywords of functions; all have one name there.
 _FLAGS: dict[str, list[Flag[Any, Any]]] = {}
-_FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*(?![\w-])")
+_FLAG = re.compile(r"(?<![\w/-])--?[a-z][a-z0-9-]*(?![\w/-])")
 
 
 class Keywords(Generic[P]):
@@ -97,7 +97,8 @@ def names_keywords(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **keywords)
         except ScoremodeError as error:
-            error.args = (in_keywords(str(error), keywords),)
+            given = inspect.signature(function).bind_partial(*args, **keywords).arguments
+            error.args = (in_keywords(str(error), given | keywords),)
             raise
 
     return call
