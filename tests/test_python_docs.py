@@ -42,8 +42,9 @@ def ran(job: str, names: dict[str, Any], monkeypatch, **more: Any) -> list[tuple
     return shown
 
 
-def test_the_page_has_the_five_jobs():
-    assert list(JOBS) == ["measure", "base", "many", "scores", "frames", "gate", "pipeline"]
+def test_the_page_has_these_jobs():
+    jobs = ["measure", "base", "many", "scores", "frames", "gate", "before", "parts", "pipeline"]
+    assert list(JOBS) == jobs
     # Nothing that looks like a snippet is left out, but for the first lines of both parts.
     assert PAGE.read_text().count("```python") == len(JOBS) + 2
 
@@ -62,7 +63,8 @@ def test_a_quant_and_its_base(names, monkeypatch):
 
 
 def test_many_quants_and_then_their_tokens_and_gates(names, monkeypatch, tmp_path):
-    better, worse, (a, verdict, b) = ran("many", names, monkeypatch)
+    base, better, worse, (a, verdict, b) = ran("many", names, monkeypatch)
+    assert base == ("model", None, 16)
     assert [better[0], worse[0]] == ["W8A16", "W4A16-g32"] == [a, b] and better[1] < worse[1] / 10
     assert verdict == "better"
     run = next(p for p in (names["folder"] / "runs").glob("*W4A16*") if is_against(p, "stored"))
@@ -80,9 +82,22 @@ def test_frames(names, monkeypatch):
     pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")
     run = next(p for p in (names["folder"] / "runs").glob("*W4A16*") if is_against(p, "stored"))
-    (series,), (frame,) = ran("frames", names, monkeypatch, RUN=run)
+    (series,), (frame,), (table,) = ran("frames", names, monkeypatch, RUN=run)
     assert series.tolist() == pytest.approx(frame["kld"].to_list()) and len(series) == 3
     assert isinstance(frame, polars.DataFrame)
+    assert table["kld_nats"].notna().tolist() == [False, True]
+
+
+def test_before_a_measurement(names, monkeypatch):
+    (runs, bits), (windows, scored) = ran("before", names, monkeypatch)
+    assert runs is True and bits == pytest.approx(4.5, abs=0.01)
+    assert (windows - 1) * 255 < scored <= windows * 255
+
+
+def test_parts_of_a_model(names, monkeypatch):
+    *rows, (whole,) = ran("parts", names, monkeypatch)
+    alone = [kld for _, kld, _ in rows]
+    assert len(rows) == 3 and alone == sorted(alone, reverse=True) and 0 < alone[-1] < whole
 
 
 def is_against(folder: Path, kind: str) -> bool:
