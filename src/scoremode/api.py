@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.attribute import Attribute
 from scoremode.cli.audit import Check, Verify
 from scoremode.cli.command import Command, Found
-from scoremode.cli.finished import Compare, Merge, Status
+from scoremode.cli.finished import Compare, Merge, Report, Status
 from scoremode.cli.generate import Generate
 from scoremode.cli.inspect import Inspect
 from scoremode.cli.measure import Plan
@@ -30,6 +30,7 @@ from scoremode.spec.run import (
     Gates,
     KeepDense,
     Kept,
+    Label,
     Model,
     Output,
     Quiet,
@@ -250,7 +251,7 @@ class _Scored(
     """Flags of `scoremode ppl`, `kld` and `reference`."""
 
 
-class _Compared(_Scored):
+class _Compared(_Scored, Label):
     """Keywords of `kld`."""
 
     tokenizer: Flag[Any, Any] = Model.tokenizer
@@ -492,12 +493,15 @@ def status(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: An
 
 @Keywords(_Swept)
 def sweep(
-    base: str | Path | Sequence[str | Path], models: Sequence[str | Path], **keywords: Any
+    base: str | Path | Sequence[str | Path],
+    models: Sequence[str | Path | Mapping[str, str]],
+    **keywords: Any,
 ) -> Sweep:
     """Measures every model against one base, under every text and protocol, as `scoremode sweep` does.
 
     - `base`: a model, a kept reference, a file of logits, or several kept references.
-    - `models`: models, patterns such as `org/repo:*.gguf`, and finished runs' folders.
+    - `models`: models, patterns such as `org/repo:*.gguf`, and finished runs' folders; a model that has
+      a label as `{"model": …, "label": …}`.
     - `texts`: files, or keywords of `measure` that name a text, such as `{"dataset": "wikitext"}`;
       `protocols`: names, or such keywords of protocols.
     - `output`: the folder that all goes to; the same call goes on where a killed one was.
@@ -512,7 +516,7 @@ def sweep(
     quiet, output = keywords.pop("quiet", False), keywords.pop("output", "runs")
     asked = {
         "base": [str(name) for name in names],
-        "models": [str(name) for name in models],
+        "models": [model if isinstance(model, Mapping) else str(model) for model in models],
         "texts": keywords.pop("texts", ()),
         "protocols": keywords.pop("protocols", ()),
         "output": str(output),
@@ -546,18 +550,20 @@ def write_report(
     runs: "Run | str | Path | Sequence[Run | str | Path]",
     output: str | Path = "report.html",
     *,
+    title: str | None = None,
     plots: str | Path | None = None,
 ) -> Path:
     """Writes the page of `scoremode report` to `output`, and its charts as SVG and PNG into `plots`;
     returns the page's path.
 
-    `runs`: as in `compare`, but those that can't be compared stand in sections of their own. Raises
-    UsageError, also where the extra `scoremode[report]` is missing, and RunFolderError.
+    `runs`: as in `compare`, but those that can't be compared stand in sections of their own; `title`:
+    the page's, which names the base and the text by default. Raises UsageError, also where the extra
+    `scoremode[report]` is missing, and RunFolderError.
     """
     from scoremode.report.page import document as make
 
-    folders = _folders(runs)
-    return make.write_report(folders, Path(output), None if plots is None else Path(plots))[0]
+    asked = Report.of(runs=_folders(runs), output=output, plots=plots, title=title)
+    return make.write_report(asked.runs, asked.output, asked.plots, title=asked.title)[0]
 
 
 @names_keywords
@@ -577,6 +583,7 @@ def merge(
     folder of its own, `output`, which must not be there yet.
 
     - `runs`: the shards, or folders that hold them; `quiet`: no notices on stderr.
+    - `label`: what to call the model in tables and charts; None for what the first shard says.
 
     Raises RunFolderError where they are not all of one run, UsageError for one that is named twice, and
     GateNotMet where a gate is missed, when the run has been written.
@@ -592,6 +599,7 @@ def merge(
             spec.runs,
             Path(output),
             gates=gates,
+            label=spec.label,
             command=session.command,
             notify=session.screen.line,
         )

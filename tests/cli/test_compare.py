@@ -121,7 +121,7 @@ def test_groups_alone(tmp_path, capsys):
         folders.append(str(write_run(tmp_path / f"{noise}", scores, extras=labels_of(scores))))
     code, out, _ = run(capsys, *folders, "--groups", "--format", "csv")
     head, *lines = out.splitlines()
-    assert code == 0 and head.startswith("model,group,from") and len(lines) == 3 * 2
+    assert code == 0 and head.startswith("label,model,group,from") and len(lines) == 3 * 2
     code, out, _ = run(capsys, *folders)
     assert code == 0 and out.count("\ngroup ") == 3 and "ranked by" in out
     code, _, err = run(capsys, *map(str, [write_run(tmp_path / "x", made(**PLACES))]), "--groups")

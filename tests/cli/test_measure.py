@@ -33,7 +33,7 @@ def test_ppl_prints_what_a_reader_needs(base, capsys):
     assert "record.json" in out and not any(words in out for words in details)
     # The number comes first, then all its digits, what it is of, and the rest only where asked for.
     verdict, _, ppl, model, *_ = out.splitlines()
-    assert verdict.startswith("model: PPL ") and verdict.endswith(" on text")
+    assert verdict.startswith("demo: PPL ") and verdict.endswith(" on text")
     assert ppl.startswith("PPL ") and model.startswith("model ")
     folder = next(line for line in out.splitlines() if line.startswith("more ")).split()[3]
     code, again, err = run(capsys, "show", folder)
@@ -46,6 +46,56 @@ def test_json_is_the_record(base, capsys, tmp_path):
     code, out, _ = run(capsys, *base, "-c", "32", "--json")
     ((_, record),) = find_runs(tmp_path / "runs")
     assert code == 0 and json.loads(out) == record
+
+
+def test_a_label_is_in_the_record_and_no_part_of_what_makes_the_scores(base, capsys, tmp_path):
+    flags = [*base, "-c", "32", "--limit", "3"]
+    code, out, _ = run(capsys, *flags, "--label", "tiny llama")
+    assert code == 0 and re.search(r"^model +tiny llama \(", out, re.MULTILINE)
+    ((folder, record),) = find_runs(tmp_path / "runs")
+    assert record["label"] == "tiny llama" and "_tiny-llama_" in folder.name
+    # The same command under another label finds the run, and renames it.
+    code, _, err = run(capsys, *flags, "--label", "ours", "--resume")
+    ((again, renamed),) = find_runs(tmp_path / "runs")
+    assert code == 0 and again == folder and f"already finished: {folder}" in err
+    assert renamed == record | {"label": "ours", "sha256": renamed["sha256"]}
+    # Without one it keeps what it has.
+    assert run(capsys, *flags, "--resume")[0] == 0 and read_record(folder) == renamed
+    assert run(capsys, "show", str(folder))[1].count("ours") == 2
+    assert not (folder / "parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("", "'' is empty"),
+        (" ", "' ' is empty"),
+        ("a\nb", "'a\\nb' has characters that can't be printed"),
+        ("x" * 101, "'xxxxxxxxxxxxxxxxxxxx'… has 101 characters, more than 100"),
+    ],
+)
+def test_what_is_no_label_is_refused(base, capsys, label, reason):
+    code, _, err = run(capsys, *base, "--label", label)
+    assert code == 2 and f"--label: {reason}" in err
+
+
+def test_each_of_several_models_has_a_label(demo, capsys):
+    model, text = str(demo / "model"), str(demo / "heldout.txt")
+    flags = ["kld", model, "b", "--reference", model, "-f", text, "-c", "64", "--dry-run"]
+    code, _, err = run(capsys, *flags, "--label", "x")
+    assert code == 2
+    assert "--label x: 1 labels for 2 models: give one for each, in their order" in err
+    code, out, _ = run(capsys, *flags, "--label", "x", "--label", "y", "--format", "csv")
+    assert code == 0
+    assert [line.split(",")[:2] for line in out.splitlines()[1:]] == [
+        ["demo (the base)", model], ["x", model], ["y", "b"],
+    ]  # fmt: skip
+    asked = ["kld", "*.x", "--reference", model, "-f", text, "--label", "x"]
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "--label x: *.x stands for several models" in err
+    asked = ["kld", model, "--reference", model, "-f", text, "--label", "x", "--label", "y"]
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "--label y: one MODEL has one label, x" in err
 
 
 def test_the_seeds_command_line_runs(demo, data, capsys, tmp_path, monkeypatch):
@@ -154,7 +204,7 @@ def base_run(demo) -> list[str]:
 
 def test_the_table_says_what_was_kept_and_where(base_run, demo, capsys, tmp_path):
     code, out, err = run(capsys, *base_run, "-o", str(tmp_path / "ref"), "--head", "checkpoint")
-    assert (code, err) == (0, "") and out.startswith("model: PPL ")
+    assert (code, err) == (0, "") and out.startswith("demo: PPL ")
     kept = read_record(tmp_path / "ref")["kept"]
     rows = dict(line.split("  ", 1) for line in out.split("\n\n")[2].splitlines())
     assert rows["states"].strip().startswith(f"{kept['states']['rows']:,} of ")

@@ -24,6 +24,19 @@ def test_it_prints_what_it_wrote(capsys, runs, tmp_path):
     assert second.startswith(f"{plots}: {len(list(plots.iterdir()))} plots: ")
     page = scoremode.write_report(runs, tmp_path / "python.html")
     assert page == tmp_path / "python.html" and page.stat().st_size > 400_000
+    assert "<h1>Quants of base on made.txt</h1>" in page.read_text()
+
+
+def test_it_has_the_title_that_is_given(capsys, runs, tmp_path):
+    pytest.importorskip("vl_convert")
+    output = tmp_path / "out.html"
+    assert run(capsys, "report", *runs, "-o", str(output), "--title", "<b>Mine")[0] == 0
+    text = output.read_text()
+    assert "<title>&lt;b&gt;Mine · scoremode</title>" in text and "<h1>&lt;b&gt;Mine</h1>" in text
+    code, _, err = run(capsys, "report", *runs, "-o", str(output), "--title", "a\nb")
+    assert code == 2 and "--title: 'a\\nb' has characters that can't be printed" in err
+    with pytest.raises(scoremode.UsageError, match="'' is empty"):
+        scoremode.write_report(runs, output, title="")
 
 
 def test_what_cannot_be_reported_is_one_line(capsys, runs, tmp_path, monkeypatch):

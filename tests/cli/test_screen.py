@@ -70,7 +70,7 @@ def test_a_terminal_shows_every_stage_in_order_and_then_the_table_alone(demo, tm
     assert re.search(r"ing [█░]+ \d+%( of 2\.56k tokens)?", came), came
     assert re.search(r"ing [█░]{8,} \d+%, \S+ tokens/s, \d+ s left, PPL [\d.]+", came), came
     lines = [left_of(line) for line in came.split("\n")]
-    assert re.match(r"(\x1b\[1m)?model: PPL ", lines[0]) and not any(
+    assert re.match(r"(\x1b\[1m)?demo: PPL ", lines[0]) and not any(
         "scoremode:" in line for line in lines
     )
 

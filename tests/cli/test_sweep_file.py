@@ -1,5 +1,6 @@
 """A sweep's file as command lines."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,27 @@ limit = 5
     ]
     parsed = lines[0]
     assert parsed.context_length == 2048 and parsed.further_models == tuple(common[2:5])
+
+
+def test_models_may_have_labels(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('base = "b"\nmodels = ["org/a", {model = "org/b", label = "ours"}]')
+    (line,) = read_sweep_file(file)
+    assert line.label == [None, "ours"] and line.further_models == ("org/b",)
+    file.write_text('base = "b"\nmodels = {model = "org/b", label = "ours"}')
+    assert read_sweep_file(file)[0].label == ["ours"]
+    for models, reason in {
+        '{model = "a", lable = "x"}': "its models have lable, which is neither model nor label",
+        '{model = "a", label = 3}': "its models have label = 3, which is no text",
+        '{label = "x"}': "has no models: ",
+        '{model = "a", label = ""}': "label: '' is empty",
+    }.items():
+        file.write_text(f'base = "b"\nmodels = [{models}]')
+        with pytest.raises(UsageError, match=re.escape(reason)):
+            read_sweep_file(file)
+    file.write_text('base = "b"\nmodels = ["a"]\nflags.label = "x"')
+    with pytest.raises(UsageError, match="have label, which isn't a flag of a sweep's flags"):
+        read_sweep_file(file)
 
 
 def test_conversations_are_a_text(tmp_path):

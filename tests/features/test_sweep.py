@@ -59,10 +59,32 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     code, out, err = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv")
     assert code == 4 and err.count("gate not met") == 2
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert {row["model"] for row in rows} == {"model", *names}
+    assert {row["model"] for row in rows} == {"demo", *names}
     assert len([r for _, r in find_runs(tmp_path) if "reference" in r]) == 2
     code, out, err = run(capsys, "kld", *models, *flags, "--llama-cpp-block")
     assert code == 2 and "--llama-cpp-block: takes one MODEL" in err
+
+
+def test_a_model_is_called_what_its_user_says_and_may_be_called_something_else(
+    folder, names, demo, capsys, tmp_path
+):
+    models = [str(folder / name) for name in names]
+    flags = ["--reference", str(demo / "model"), "-f", str(folder / "text.txt"), "--protocol",
+             "disjoint", "-c", "64", "--device", "cpu", "-o", str(tmp_path)]  # fmt: skip
+    for labels in (["eight", "four"], ["8", "4"]):
+        given = [word for label in labels for word in ("--label", label)]
+        code, out, err = run(capsys, "kld", *models, *flags, *given, "--json")
+        value = json.loads(out)
+        assert code == 0 and [run["label"] for run in value["comparisons"][0]["runs"]] == labels
+        assert all(f"{label}: KLD " in err for label in labels)
+        assert value["sweep"]["labels"] == dict(zip(models, labels, strict=True))
+    # The scores are those of the first call.
+    assert sorted(r["label"] for _, r in find_runs(tmp_path) if "reference" in r) == ["4", "8"]
+    code, out, _ = run(capsys, "status", str(tmp_path), "--json")
+    assert {state["label"] for state in json.loads(out)} == {"demo", "4", "8"}
+    runs = [str(path) for path, record in find_runs(tmp_path) if "reference" in record]
+    code, _, err = run(capsys, "kld", *runs, *flags, "--label", "x", "--label", "y")
+    assert code == 2 and "is a finished run, which has its own label" in err
 
 
 def test_a_file_says_it_all_and_a_look_ahead_runs_nothing(folder, names, capsys):

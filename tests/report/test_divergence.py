@@ -68,7 +68,7 @@ def test_every_number_is_there(run):
     assert f"{metrics['delta_p']['value']:+.3%}" in line(text, "Δp of the target")
     assert f"RMS {metrics['rms_delta_p']['value']:.3%}" in text
     assert f"{metrics['bits_per_byte']['value']:.6f}" in line(text, "bits per byte")
-    assert "models/base (stored)" in line(text, "against")
+    assert "base (stored, models/base)" in line(text, "against")
     spread = record["distribution"]["kld"]
     assert line(text, "KLD p99").split()[2] == f"{spread['99']:.4g},"
     intervals = record["intervals"]

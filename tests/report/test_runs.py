@@ -12,13 +12,14 @@ from scoremode.report.runs import foreseen_document, runs_table, status_document
 from scoremode.report.terminal import document_text, table_text
 from scoremode.results.comparison.ranking import base_row, run_row
 from scoremode.results.folders.store import read_record
+from scoremode.results.record.definition import read_document
 
 
 def test_a_base_is_a_line_of_its_own(tmp_path):
-    record = read_record(write_run(tmp_path / "one", scores_of(0.3)))
-    base = base_row(record)
+    found = read_document(read_record(write_run(tmp_path / "one", scores_of(0.3))))
+    base, record = base_row(found), found.document
     assert base is not None
-    rows = [base, run_row(record, tmp_path / "one", "one") | {"rank": 1, "more": 7}]
+    rows = [base, run_row(found, tmp_path / "one", "one") | {"rank": 1, "more": 7}]
     table = runs_table(rows, {"more": data("more")})
     _, _, first, second = table_text(table).splitlines()
     metrics = record["metrics"]
@@ -32,18 +33,21 @@ def test_a_base_is_a_line_of_its_own(tmp_path):
 
 
 RUNNING = {
-    "folder": "runs/one", "state": "running", "model": "models/q4", "reference": "base",
-    "protocol": "disjoint", "text": "wiki", "windows": 1200, "of": 2383, "windows_per_second": 0.639,
+    "folder": "runs/one", "state": "running", "label": "q4", "model": "models/q4",
+    "reference": "base", "protocol": "disjoint", "text": "wiki", "windows": 1200,
+    "of": 2383, "windows_per_second": 0.639,
     "seconds_left": 3073.4, "resume": None,
     "estimates": {"ppl": {"value": 55.5372, "ci95": [50.6, 60.7]},
                   "kld": {"value": 0.02, "ci95": None}},
 }  # fmt: skip
 
 
-def test_a_gguf_file_that_is_called_model_has_its_folder_s_name():
-    models = [RUNNING | {"model": f"quants/{name}/model.gguf"} for name in ("Q4_K_M", "Q8_0")]
-    text = document_text(status_document(models))
-    assert " Q4_K_M/model.gguf " in text and " Q8_0/model.gguf " in text
+def test_models_are_called_by_their_labels():
+    models = [RUNNING | {"label": name, "model": f"m/{name}.gguf"} for name in ("Q4_K_M", "ours")]
+    document = status_document(models)
+    text, data = document_text(document), table_csv(document.data)
+    assert " Q4_K_M " in text and " ours " in text and ".gguf" not in text
+    assert ",ours,m/ours.gguf," in data
 
 
 def test_a_line_for_each_run_and_what_is_to_be_said_below():
@@ -95,13 +99,17 @@ def test_protocol_and_text_are_shown_where_there_are_several():
 
 def test_what_all_models_of_an_ended_sweep_say_is_said_once():
     waiting = {"folder": "out", "state": "waiting", "problem": "its sweep was ended"}
-    models = [waiting | {"model": name, "protocol": "p", "text": "t"} for name in ("q4", "q8")]
+    models = [
+        waiting | {"label": name, "model": name, "protocol": "p", "text": "t"}
+        for name in ("q4", "q8")
+    ]
     text = document_text(status_document(models))
     assert text.count("its sweep was ended") == 1 and "q4" in text and "q8" in text
 
 
 def test_why_a_model_of_a_sweep_failed_is_said_of_the_model():
-    failed = {"folder": "out", "state": "failed", "model": "quants/q4", "problem": "no such head"}
+    failed = {"folder": "out", "state": "failed", "label": "q4", "model": "quants/q4",
+              "problem": "no such head"}  # fmt: skip
     text = document_text(status_document([failed]))
     assert re.search(r"^q4 +no such head$", text, re.MULTILINE)
 
@@ -117,7 +125,8 @@ def test_a_shard_is_called_one_whatever_it_does():
 
 
 ROW = {
-    "model": "m",
+    "label": "m",
+    "model": "models/m",
     "is_base": False,
     "pair": 0,
     "state": "to run",
@@ -139,7 +148,7 @@ VALUE = {
 
 
 def test_a_line_a_run_and_what_they_come_to():
-    rows = [ROW | {"model": "b", "is_base": True, "state": "done"}, ROW]
+    rows = [ROW | {"label": "b", "is_base": True, "state": "done"}, ROW]
     text = document_text(foreseen_document(VALUE | {"rows": rows}))
     assert "b (the base)" in text and "why not" not in text
     lines = [line.split() for line in text.splitlines()]

@@ -15,7 +15,7 @@ from scoremode.cli.text import calibration_of, has_kept_text, text_and_protocol
 from scoremode.errors import GateNotMet, UsageError
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import Flags
-from scoremode.spec.run import Gates, Model, Output, Sharding, Table, TokenText
+from scoremode.spec.run import Gates, Label, Model, Output, Sharding, Table, TokenText
 from scoremode.spec.text import Calibration, Protocol, Stopping
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Measurement(
     Protocol,
     Calibration,
     Output,
+    Label,
     Table,
     TokenText,
     Stopping,
@@ -198,7 +199,7 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         calibration=calibration,
         command=session.command,
         ranks=session.ranks,
-        **more,
+        **{"label": spec.label, **more},
     )
 
 

@@ -18,9 +18,9 @@ from scoremode.cli.command import (
 )
 from scoremode.cli.screen import Session
 from scoremode.errors import ScoremodeError, UsageError
-from scoremode.spec.flag import Flag, Flags, Number, PathName, Switch
-from scoremode.spec.run import Form, Gates, Runs, Table
-from scoremode.spec.values import count_of, finite, probability_of
+from scoremode.spec.flag import Flag, Flags, Name, Number, PathName, Switch
+from scoremode.spec.run import Form, Gates, Label, Runs, Table
+from scoremode.spec.values import count_of, finite, probability_of, title_of
 
 if TYPE_CHECKING:
     from scoremode.results.folders.finished import FinishedRun
@@ -208,7 +208,7 @@ class _Shards(Flags):
     )
 
 
-class Merge(_Shards, Table, Gates, Command):
+class Merge(_Shards, Label, Table, Gates, Command):
     called = "merge"
     usage = "scoremode merge RUN … -o DIR [flags]"
     summary = "combine the shards of --shard i/N into one run"
@@ -222,6 +222,10 @@ class Merge(_Shards, Table, Gates, Command):
         "scoremode merge shard-1 shard-2 shard-3 -o merged",
         "scoremode merge shards -o merged --max-kld 0.05",
     )
+    label = Label.label.but(
+        help="call the model TEXT in tables, charts and the record (default: what the first shard "
+        "says)"
+    )
     quiet = Table.quiet.but(help="print no table")
 
     def run(self, session: Session) -> int:
@@ -231,7 +235,12 @@ class Merge(_Shards, Table, Gates, Command):
         assert folder is not None
         session.screen.stage("merging")
         record = merge(
-            self.runs, folder, gates=gates, command=session.command, notify=session.screen.line
+            self.runs,
+            folder,
+            gates=gates,
+            label=self.label,
+            command=session.command,
+            notify=session.screen.line,
         )
         session.screen.clear()
         print_run(self, session, record.document, folder)
@@ -259,6 +268,9 @@ class Report(Runs, Command):
         default=Path("report.html"),
         also=("-o",),
     )
+    title: Name = Flag(
+        "put TEXT above the page (default: the base and the text)", "TEXT", read=title_of
+    )
     plots: PathName = Flag("also write the charts to DIR, as SVG and PNG", "DIR", read=Path)
 
     def run(self, session: Session) -> int:
@@ -273,6 +285,7 @@ class Report(Runs, Command):
             self.runs,
             self.output,
             self.plots,
+            title=self.title,
             command=session.command,
             notify=screen.line,
             progress=screen.progress,

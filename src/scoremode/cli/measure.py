@@ -33,6 +33,8 @@ from scoremode.spec.run import (
     Gates,
     KeepDense,
     Kept,
+    Label,
+    Labels,
     Model,
     Named,
     Output,
@@ -88,6 +90,15 @@ class _Several(
 
 class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement):
     called = "kld"
+    label: Labels = Labels(  # pyright: ignore[reportIncompatibleVariableOverride]  of several
+        f"{Label.label.help}; with several models, once for each, in their order",
+        "TEXT",
+        group=Label.label.group,
+        part="output",
+        read=Label.label.read,
+        repeats=True,
+        in_sweep=False,
+    )
     usage = "scoremode kld MODEL … --reference BASE [flags]"
     summary = "measure the KL divergence of a model from its base"
     about = (
@@ -114,9 +125,14 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
                 f"--llama-cpp-block: is of a whole run, and shard {self.shard} has no numbers: "
                 "scoremode show prints it of the merged one"
             )
+        labels = self.label or [None]
+        if labels[1:] and not self.is_sweep:
+            raise UsageError(f"--label {labels[1]}: one MODEL has one label, {labels[0]}")
         return request_of(
             self,
             session,
+            # Of several models each has its own.
+            label=None if self.is_sweep else labels[0],
             reference=self.reference,
             reference_revision=base_revision(self.reference, self.reference_revision),
             full=self.full,

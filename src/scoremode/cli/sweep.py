@@ -181,7 +181,7 @@ def definitions(
     """
     if unknown := [key for key in spec if key not in _KEYS]:
         raise UsageError(f"has {unknown[0]}, which is none of {', '.join(_KEYS)}")
-    bases, models = _names(spec, "base", folder), _names(spec, "models", folder)
+    bases, models = _names(spec, "base", folder), _models(spec, folder)
     allowed = {name: flag for name, flag in Kld.flags.items() if flag.in_sweep}
     of = {
         part: {n: f for n, f in allowed.items() if f.part == part} for part in ("text", "protocol")
@@ -204,7 +204,10 @@ def definitions(
     for base in bases if len(bases) > 1 else ():
         if not (Path(base) / "record.json").is_file():
             raise UsageError(f"has several bases, of which {base} isn't a kept reference")
-    named = {"model": models[0], "further_models": models[1:]}
+    (first, *further), labels = [name for name, _ in models], [label for _, label in models]
+    named: dict[str, Any] = {"model": first, "further_models": further}
+    if any(label is not None for label in labels):
+        named["label"] = labels
     place = str(spec.get("output", "runs"))
     return [
         {
@@ -220,6 +223,20 @@ def definitions(
         for text in texts or [{}]
         for protocol in protocols or [{}]
     ]
+
+
+def _models(spec: Mapping[str, Any], folder: Path | None) -> list[tuple[str, str | None]]:
+    """Models and their labels: of `{model = NAME, label = TEXT}`, and of a name alone without one."""
+    value = spec.get("models")
+    entries = value if isinstance(value, list | tuple) else [value]
+    tables = [e if isinstance(e, Mapping) else {"model": e} for e in entries]
+    for table in tables:
+        if unknown := [key for key in table if key not in ("model", "label")]:
+            raise UsageError(f"its models have {unknown[0]}, which is neither model nor label")
+        if not isinstance(table.get("label"), str | None):
+            raise UsageError(f"its models have label = {table['label']!r}, which is no text")
+    names = _names({"models": [table.get("model") for table in tables]}, "models", folder)
+    return [(name, table.get("label")) for name, table in zip(names, tables, strict=True)]
 
 
 def _names(spec: Mapping[str, Any], key: str, folder: Path | None) -> list[str]:
@@ -334,7 +351,25 @@ def sweep_of(spec: Kld, pairs: "Sequence[Request]", session: Session) -> "SweepR
     if session.ranks is not None:
         raise UsageError("--devices: several models take turns in one process: give one MODEL")
     models = (model_of(spec), *spec.further_models)
-    return SweepRequest(models, tuple(pairs), pairs[0].output, session.command)
+    labels = _labels(models, spec.label or [])
+    return SweepRequest(models, tuple(pairs), pairs[0].output, session.command, labels)
+
+
+def _labels(models: Sequence[str], labels: Sequence[str | None]) -> dict[str, str]:
+    """The labels of those models that have one. Raises UsageError for another number of them than of
+    models, and for a label of several models or of a finished run."""
+    if labels and len(labels) != len(models):
+        raise UsageError(
+            f"--label {next(filter(None, labels))}: {len(labels)} labels for {len(models)} models: "
+            "give one for each, in their order"
+        )
+    found = {name: text for name, text in zip(models, labels, strict=False) if text is not None}
+    for name, text in found.items():
+        if any(c in name for c in "*?[") and not os.path.exists(name):  # noqa: PTH110
+            raise UsageError(f"--label {text}: {name} stands for several models")
+        if os.path.exists(os.path.join(name, "record.json")):  # noqa: PTH110, PTH118
+            raise UsageError(f"--label {text}: {name} is a finished run, which has its own label")
+    return found
 
 
 def swept(request: "SweepRequest", session: Session, *, quiet: bool) -> "Outcome":
@@ -354,7 +389,9 @@ def swept(request: "SweepRequest", session: Session, *, quiet: bool) -> "Outcome
 
 def _tell(session: Session, quiet: bool, ended: "Ended") -> None:
     entry = ended.entry
-    name = entry["model"] + f" ({ended.under})" * bool(ended.under)
+    # What went wrong with a model is told by the name that it was given by.
+    name = entry["model"] if ended.result is None else ended.label
+    name += f" ({ended.under})" * bool(ended.under)
     if entry["status"] == "left out":
         line = f"{name}: left out: is a finished run of another text or protocol"
     elif ended.result is None:
@@ -426,13 +463,14 @@ def _print_tables(found: "Sequence[dict[str, Any]]", form: str) -> None:
 
 def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
     missed, pairs = False, outcome.manifest["pairs"]
-    for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True):
+    entries = zip(outcome.manifest["entries"], outcome.labels, outcome.results, strict=True)
+    for entry, label, result in entries:
         own = pairs[entry["pair"]]
         under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
         for gate in gates.judge(result.whole) if gates and result else ():
             if not gate.met:
                 missed = True
-                print(f"scoremode: {escaped(entry['model'] + under)}: {gate}", file=sys.stderr)
+                print(f"scoremode: {escaped(label + under)}: {gate}", file=sys.stderr)
     return missed
 
 

@@ -22,7 +22,7 @@ from scoremode.spec.flag import (
     Quantity,
     Switch,
 )
-from scoremode.spec.run import Against, Comparison, Model, Named, Output, Table
+from scoremode.spec.run import Against, Comparison, Label, Model, Named, Output, Table
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
 
@@ -89,7 +89,7 @@ class _Base(Flags, group=Group("comparison")):
     reference_revision: Name = Comparison.reference_revision
 
 
-class Tasks(Named, _Asked, _Base, Model, _Prompts, Output, Table, Devices, Engine, Command):
+class Tasks(Named, _Asked, _Base, Model, _Prompts, Output, Label, Table, Devices, Engine, Command):
     called = "tasks"
     usage = "scoremode tasks MODEL --tasks NAME[,NAME] [flags]"
     summary = "run tasks of lm-evaluation-harness"
@@ -199,6 +199,7 @@ def request_for(
         resume=spec.resume,
         reference=spec.reference,
         reference_revision=base_revision(spec.reference, spec.reference_revision),
+        label=spec.label,
         command=session.command,
         ranks=session.ranks,
         **more,

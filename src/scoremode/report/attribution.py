@@ -19,7 +19,8 @@ from scoremode.report.document import (
     number,
     words,
 )
-from scoremode.results.comparison.ranking import short_name
+from scoremode.report.facts import base_words
+from scoremode.results.labels import label_of
 from scoremode.results.record.definition import Done
 from scoremode.results.record.section import Metric, decode
 
@@ -64,8 +65,8 @@ def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -
     whole, sums = decode(value["kld"], Metric), value["additivity"]
     assert record.reference
     facts = [
-        ("model", short_name(record.checkpoint.source)),
-        ("against", record.reference.source),
+        ("model", label_of(record)),
+        ("against", base_words(record.reference)),
         ("KLD", f"{whole.value:.6g} nats   {interval_text(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
         *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),

@@ -21,10 +21,11 @@ from scoremode.report.document import (
     without_interval,
     words,
 )
-from scoremode.report.facts import blocks_words, protocol_words, text_words
+from scoremode.report.facts import base_words, blocks_words, protocol_words, text_words
 from scoremode.report.groups import groups_of_runs
 from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
+from scoremode.results.record.model import Reference
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
 from scoremode.results.record.text import Corpus, Protocol, Tasks
@@ -40,7 +41,7 @@ def compare_document(value: Mapping[str, Any]) -> Document:
         parts.append(_tests(value))
     parts += groups_of_runs(value["groups"])
     if (
-        tasks := tasks_of_runs([(one["model"], decode(one, Tasks)) for one in value["tasks"]])
+        tasks := tasks_of_runs([(one["label"], decode(one, Tasks)) for one in value["tasks"]])
     ) is not None:
         parts.append(tasks)
     if notes := _notes(value):
@@ -56,7 +57,7 @@ def _best(value: Mapping[str, Any]) -> Verdict:
     """The best run, and which neighbors of the ranking can't be told apart."""
     by, runs = value["ranked_by"], value["runs"]
     best = next((run for run in runs if not run["is_base"] and run[by]), runs[0])
-    text = f"best: {best['model']}"
+    text = f"best: {best['label']}"
     if (found := best[by]) is not None:
         text += f", {metric_words(by, decode(found, Metric))}"
     verdicts = [(test, test["verdict"].get(by)) for test in value["tests"]]
@@ -118,7 +119,7 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     by = {"kld": "mean KLD", "ppl": "PPL"}[value["ranked_by"]]
     rows = [("ranked by", f"{by}: {value['why']}")]
     if value["reference"]:
-        rows.append(("reference", printable(str(value["reference"]["source"]))))
+        rows.append(("reference", base_words(decode(value["reference"], Reference))))
     plan, protocol = value["plan"], decode(value["protocol"], Protocol)
     blocks = decode(value["intervals"], Intervals)
     made = [*(run["ppl"] for run in value["runs"]), *(test["ppl_ratio"] for test in value["tests"])]

@@ -15,12 +15,14 @@ from scoremode.report.document import (
     without_interval,
 )
 from scoremode.results.comparison.comparable import HELD_OUT
+from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import Done, ShardDone
-from scoremode.results.record.model import Activations, Checkpoint, TorchEngine, VllmEngine
+from scoremode.results.record.model import Activations, Reference, TorchEngine, VllmEngine
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.text import Calibration, Conversations, Corpus, Protocol
+from scoremode.text.corpus import WIKITEXT2_NAME
 
 Scored = Done | ShardDone
 Engine = TorchEngine | VllmEngine
@@ -50,7 +52,7 @@ def headline_rows(record: Done) -> list[tuple[str, str]]:
     """Rows on the subject of a result: the model, how many tokens of which text, and what the number
     leaves out."""
     return [
-        ("model", _model(record.checkpoint)),
+        ("model", _model(record)),
         ("over", _over(record)),
         *_stopped(record),
         ("protocol", protocol_words(record.protocol)),
@@ -116,11 +118,20 @@ def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
     return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
 
 
-def _model(checkpoint: Checkpoint) -> str:
-    """The model and its formats, such as `models/x (W4A16 g32, 4.500 bits/weight)`."""
-    formats = ", ".join(checkpoint.formats)
-    body = checkpoint.bits_per_weight.body
-    return f"{checkpoint.source} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+def _model(record: Scored) -> str:
+    """The model and its formats, such as `x (W4A16 g32, 4.500 bits/weight), models/x`."""
+    checkpoint, label = record.checkpoint, label_of(record)
+    formats, body = ", ".join(checkpoint.formats), checkpoint.bits_per_weight.body
+    said = f"{label} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+    return said if label == checkpoint.source else f"{said}, {checkpoint.source}"
+
+
+def base_words(reference: Reference, *further: str) -> str:
+    """A base in a line, such as `SmolLM2 (stored, runs/base)`; `further`: facts in the brackets."""
+    label = base_of(reference).name
+    where = () if reference.source == label else (printable(reference.source),)
+    said = [*([reference.kind] if reference.kind else ()), *where, *further]
+    return printable(label) + (f" ({', '.join(said)})" if said else "")
 
 
 def _over(record: Scored) -> str:
@@ -346,6 +357,11 @@ def protocol_words(protocol: Protocol) -> str:
         f"{protocol.name} (windows of {protocol.context_length} every {protocol.stride}, "
         f"{protocol.scored} targets)"
     )
+
+
+def text_name(corpus: Corpus) -> str:
+    """A text's name as people say it: WikiText-2 by that, however its rows came here."""
+    return "WikiText-2" if corpus.name == WIKITEXT2_NAME else corpus.name
 
 
 def text_words(corpus: Corpus) -> str:

@@ -106,11 +106,11 @@ def compared_groups(value: Sequence[Mapping[str, Any]]) -> Document:
         for group in value
         for run in group["runs"]
     ]
-    return Document(tuple(groups_of_runs(value)), _data(rows, ("model",)))
+    return Document(tuple(groups_of_runs(value)), _data(rows, ("label", "model")))
 
 
 def _table(of: str, groups: Groups, place: Place) -> Table:
-    head, key, most = ("model", "model", _MODEL) if of == "model" else (KINDS[of], "group", _NAME)
+    head, key, most = ("model", "label", _MODEL) if of == "model" else (KINDS[of], "group", _NAME)
     named = Column(head, None, lambda name: _cut(str(name), most))
     first = [named] if of == "model" else [named, number("share", None, ".1%", 5)]
     metrics = shown(place)

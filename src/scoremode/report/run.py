@@ -28,6 +28,7 @@ from scoremode.report.document import (
     words,
 )
 from scoremode.report.facts import (
+    base_words,
     caveats,
     headline_rows,
     measured_rows,
@@ -35,11 +36,12 @@ from scoremode.report.facts import (
     place_rows,
     protocol_words,
     ran_rows,
+    text_name,
     text_words,
 )
 from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
-from scoremode.results.comparison.ranking import base_row, short_name
+from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
 from scoremode.results.record.model import Reference
@@ -106,15 +108,15 @@ def finished_document(
 
 def shard_document(record: ShardDone, folder: Path, *, verbose: bool = False) -> Document:
     """The shard in `folder`; `verbose`: with where it ran, and how long."""
-    shard, model, base = record.shard, record.checkpoint.source, record.reference
+    shard, label, base = record.shard, label_of(record), record.reference
     (first, behind), (begin, end) = shard.passes, shard.windows
     number, of = shard.number, shard.of
     whole = "it is all of the run" if of == 1 else "a part of the text"
     rows = [
         ("shard", f"{number} of {of}, done"),
         ("no metrics", f"{whole}: scoremode merge makes the run of {counted(of, 'shard')}"),
-        ("model", model),
-        *([("base", base.source)] if base else []),
+        ("model", label),
+        *([("base", base_words(base))] if base else []),
         ("passes", f"{first + 1} to {behind} of {shard.of_passes:,}"),
         ("windows", f"{begin + 1:,} to {end:,} of {record.plan.windows:,}"),
         ("targets", f"{shard.targets:,} of {record.plan.scored:,}"),
@@ -126,7 +128,8 @@ def shard_document(record: ShardDone, folder: Path, *, verbose: bool = False) ->
     ]
     plain = {
         "folder": str(folder),
-        "model": model,
+        "label": label,
+        "model": record.checkpoint.source,
         "reference": base.source if base else None,
         "shard": number,
         "of": of,
@@ -152,7 +155,7 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
     ]
     groups = [*group_parts(record, "label"), *group_parts(record, "depth")]
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
-    verdict = _verdict(record, ("ppl",), f" on {record.corpus.name}")
+    verdict = _verdict(record, ("ppl",), f" on {text_name(record.corpus)}")
     if not verbose:
         return Document((shown, *groups), run_data(record, folder), verdict)
     details = [*measured_rows(record), *ran_rows(record)]
@@ -168,7 +171,7 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
 def _verdict(record: Done, names: Sequence[str], end: str) -> Verdict:
     """The metrics of these `names` in a line, and which gates they met."""
     said = ", ".join(metric_words(name, record.metrics[name]) for name in names)
-    text = f"{short_name(record.checkpoint.source)}: {said}{end}"
+    text = f"{label_of(record)}: {said}{end}"
     if not (gates := record.gates):
         return Verdict(text)
     missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
@@ -238,7 +241,7 @@ def tasks_of_runs(sections: Sequence[tuple[str, Tasks]]) -> Table | None:
     columns = (
         _TASK_COLUMNS[0],
         _TASK_COLUMNS[2],
-        words("model", "model", 9),
+        words("model", "label", 9),
         _TASK_COLUMNS[1],
         *_TASK_COLUMNS[3:],
     )
@@ -304,8 +307,7 @@ def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
         if record.worst:
             parts.append(worst_facts(record.worst))
-    base = base_row(record.document)
-    against = f", against {base['model']}" if base else ""
+    against = f", against {base_of(record.reference).name}" if record.reference else ""
     verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), against)
     return Document(tuple(parts), run_data(record, folder), verdict)
 
@@ -425,8 +427,7 @@ def _gate(gate: Gate) -> str:
 def _reference(reference: Reference | UnsetType) -> str:
     if not reference:
         return "not named"
-    source = printable(reference.source)
-    said = [reference.kind] if reference.kind else []
+    said: list[str] = []
     engine = reference.engine or {}
     if engine.get("arithmetic") == "llama.cpp":
         said.append("in llama.cpp's arithmetic")
@@ -434,7 +435,7 @@ def _reference(reference: Reference | UnsetType) -> str:
         said.append(f"its KV cache in {cache}")
     if reference.checksum:
         said.append(f"checksum: {reference.checksum}")
-    return f"{source} ({', '.join(said)})" if said else source
+    return base_words(reference, *said)
 
 
 def _breakdowns(record: Done) -> list[Table | Prose]:

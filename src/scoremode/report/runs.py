@@ -21,7 +21,8 @@ from scoremode.report.document import (
     size,
     words,
 )
-from scoremode.results.comparison.ranking import base_row, run_row, short_name
+from scoremode.results.comparison.ranking import base_row, run_row
+from scoremode.results.labels import label_of
 from scoremode.results.metrics import MetricSpec, Shown, shown
 from scoremode.results.record.definition import Record
 from scoremode.results.record.section import Metric
@@ -42,7 +43,8 @@ def runs_table(
         further = words_too | dict(further)
     columns = (
         data("rank"),
-        words("model", "model"),
+        words("model", "label"),
+        words(None, "model"),
         words(None, "folder"),
         data("is_base"),
         data("n"),
@@ -58,8 +60,8 @@ def runs_table(
 
 def run_data(record: Record, folder: Path) -> Table:
     """The run as a line of a table, its base as another."""
-    base, name = base_row(record.document), short_name(record.checkpoint.source)
-    return runs_table([*([base] if base else []), run_row(record.document, folder, name)])
+    base = base_row(record)
+    return runs_table([*([base] if base else []), run_row(record, folder, label_of(record))])
 
 
 def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
@@ -78,7 +80,8 @@ def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
         if own.interval:
             cells.append(value and value.ci95)
     return (
-        *(row.get("rank"), row["model"], row["folder"], row["is_base"], row["ppl"]["n"]),
+        *(row.get("rank"), row["label"], row["model"], row["folder"]),
+        *(row["is_base"], row["ppl"]["n"]),
         *cells,
         *(row["bits_per_weight"], row["gib"]),
     )
@@ -101,16 +104,12 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
 
 def _name(state: Mapping[str, Any]) -> str:
     """The name of a line below the table: a run's folder, a sweep's, or the model that has no run."""
-    return _last(state["model"] if state["state"] == "failed" else state["folder"])
+    return state["label"] if state["state"] == "failed" else _last(state["folder"])
 
 
-def _last(path: str) -> str:
-    """The last part of a path, which tells it from its neighbours; a `model.gguf` needs its folder's
-    name for that."""
-    place = Path(path)
-    if place.name.lower() == "model.gguf" and place.parent.name:
-        return printable(f"{place.parent.name}/{place.name}")
-    return printable(place.name or path)
+def _last(folder: str) -> str:
+    """A folder's name, which tells it from its neighbours."""
+    return printable(Path(folder).name or folder)
 
 
 def _shown(form: str) -> Callable[[Metric], str]:
@@ -143,7 +142,8 @@ def _duration(seconds: float) -> str:
 _COLUMNS = (
     Column("run", "folder", _last),
     words("state", "state", 9),
-    Column("model", "model", _last),
+    words("model", "label"),
+    data("model"),
     data("reference"),
     data("protocol"),
     data("text"),
@@ -183,6 +183,7 @@ def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         state["folder"],
         _state(state),
+        state.get("label"),
         state.get("model"),
         state.get("reference"),
         state.get("protocol"),
@@ -198,7 +199,8 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
     """The document of `runs.sweep.foreseen.foresee`'s findings."""
     rows = value["rows"]
     columns = (
-        words("model", "model"),
+        words("model", "label"),
+        words(None, "model"),
         number("text", "pair", "d", 8),
         words("would", "state", 9),
         words("from", "source"),
@@ -210,7 +212,8 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
         columns = columns[:-1]
     cells = [
         (
-            f"{row['model']} (the base)" if row["is_base"] else row["model"],
+            f"{row['label']} (the base)" if row["is_base"] else row["label"],
+            row["model"],
             row["pair"] + 1,
             row["state"],
             row["source"],

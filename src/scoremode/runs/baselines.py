@@ -277,6 +277,7 @@ class StoredBaseline:
         return {
             "kind": "model" if self._is_captured else "stored",
             "source": record.checkpoint.source if self._is_captured else str(self.stored.path),
+            **({"label": record.label} if record.label else {}),
             "sha256": base_of_record(record),
             "states_sha256": self.stored.sha256,
             "checkpoint": {k: v for k, v in document["checkpoint"].items() if k in names},

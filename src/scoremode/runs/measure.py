@@ -144,6 +144,7 @@ def _captured(
         full=False,
         noise_floor=None,
         judge=None,
+        label=None,
         keep="stored",
     )
     own = plan_of_base(planned, request.corpus, request.reference, request.tokenizer)

@@ -24,9 +24,9 @@ from scoremode.engines.torch.attribution.units import By, Unit
 from scoremode.errors import UnsupportedFormat, UsageError
 from scoremode.lib.files import write_text
 from scoremode.lib.json import json_text
-from scoremode.results.comparison.ranking import short_name
 from scoremode.results.folders.paths import write_output
 from scoremode.results.folders.store import seal_of
+from scoremode.results.labels import Named, labels_of
 from scoremode.results.record.definition import Record
 from scoremode.results.record.sections import now
 from scoremode.runs.attribute import Attributed, attribute
@@ -164,7 +164,8 @@ def search(
     for number, model in enumerate(models, 1):
         found.append(
             attribute(
-                replace(request, model=model),
+                # A label is the choice's.
+                replace(request, model=model, label=None),
                 by,
                 progress=progress,
                 notify=notify,
@@ -284,7 +285,9 @@ def _written(
     budget: float,
 ) -> Recipe:
     weights = sum(part.parameters for part in parts)
-    names = [short_name(str(name)) for name in (request.reference, *models)]
+    assert isinstance(request.reference, ModelFiles)
+    base, *quants = (Named(m.source, str(m.path)) for m in (request.reference, *models))
+    names = labels_of([base, *quants], base)
 
     def bits(size: int) -> float:
         return 8 * size / weights

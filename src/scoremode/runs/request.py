@@ -93,6 +93,7 @@ class Request:
     - `shard`: score its passes alone, for `results.shards` to make a run of.
     - `judge`: of a corpus of requests, what makes the tasks' metrics of their answers.
     - `token_text`: keep each target's text with its scores.
+    - `label`: what the user calls the model, for the record; None for what its name says.
     - `command`: what the user typed, for the record.
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
     """
@@ -118,6 +119,7 @@ class Request:
     judge: Judge | None = None
     token_text: bool = False
     shard: Shard | None = None
+    label: str | None = None
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None
 

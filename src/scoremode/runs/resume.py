@@ -23,6 +23,9 @@ from scoremode.runs.context import RunContext
 from scoremode.runs.shards import shard_section, share_of
 from scoremode.text.plan import Plan
 
+# Of a model's label in a folder's name.
+_MOST_BYTES = 150
+
 
 def find_earlier(context: RunContext, identity: Mapping[str, Any]) -> tuple[Path, Record] | None:
     """The run to go on with, or that is finished already: same identity, same weights.
@@ -125,6 +128,19 @@ def go_on(path: Path, record: Record) -> tuple[RunFolder, dict[str, Any]]:
     return folder, document
 
 
+def relabeled(path: Path, record: Record, label: str) -> Record:
+    """The record of the run in `path`, written anew with this label: a run is found by what makes its
+    scores, which a label is no part of. Raises RunFolderError."""
+    folder = RunFolder.open(path)
+    try:
+        if checked_record(path).sha256 != record.sha256:
+            raise RunFolderError(f"{path}: another process has just written this run")
+        folder.write_record({**record.document, "label": label})
+        return checked_record(path)
+    finally:
+        folder.close()
+
+
 def check_earlier(context: RunContext, folder: RunFolder, document: dict[str, Any]) -> None:
     """Reads the parts of a resumed run again, as if an engine had just made them.
 
@@ -176,12 +192,13 @@ def read_part(folder: RunFolder, sha256: str, plan: Plan, windows: range, number
     return scores
 
 
-def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
-    """A folder that does not exist, under `output`: time, model, and the identity's first digits."""
+def new_folder(output: Path, label: str, identity: Mapping[str, Any]) -> Path:
+    """A folder that does not exist, under `output`: time, the model's label, and the identity's first
+    digits."""
     digest = json_digest(identity)[:8]
-    path = Path(model)
-    name = path.resolve().name if path.is_dir() else path.name if path.is_file() else model
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in label)
+    # A file system's names are of 255 bytes at most.
+    safe = safe.encode()[:_MOST_BYTES].decode(errors="ignore")
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = output / f"{time}_{safe}_{digest}"
     number = 2

@@ -16,6 +16,7 @@ from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerErr
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
 from scoremode.results.gates import Compared
+from scoremode.results.labels import Named
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import (
     SCHEMA,
@@ -38,7 +39,7 @@ from scoremode.runs.finalize import (
 from scoremode.runs.models import mixture_section
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Request, Result, TotalProgress, Watch
-from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder
+from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder, relabeled
 from scoremode.runs.shards import shard_section
 from scoremode.startup.clock import StageClock
 from scoremode.text.corpus_plan import PlannedText
@@ -99,6 +100,8 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     clock.begin("check" if request.resume else "engine")
     floor = _noise_floor(context)
     earlier = find_earlier(context, identity)
+    if request.label is not None and earlier and earlier[1].label != request.label:
+        earlier = earlier[0], relabeled(*earlier, request.label)
     if earlier and not isinstance(earlier[1], Running):
         notify(f"already finished: {earlier[0]}")
         return partial(_finished_before, request, *earlier)
@@ -120,7 +123,9 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
     record = _first_record(context, identity)
     own = request.output
     if request.keep is None:
-        own = new_folder(request.output, str(request.model), identity)
+        checkpoint = context.checkpoint
+        named = Named(checkpoint.source, checkpoint.place, request.label or "")
+        own = new_folder(request.output, named.name, identity)
     # Made now, so that an unwritable place is known before hours of work.
     return RunFolder.create(own, again=bool(request.resume)), record
 
@@ -143,6 +148,7 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
         "status": "running",
         "created": now(),
         "command": list(request.command),
+        **({} if request.label is None else {"label": request.label}),
         "directory": str(Path.cwd()),
         "versions": versions(),
         "identity": identity,

@@ -7,7 +7,15 @@ from typing import Any, Literal
 
 from scoremode.errors import GateNotMet
 from scoremode.spec.flag import Flag, Flags, Group, Name, PathName, Place, Switch
-from scoremode.spec.values import Limit, nats_of, probability_of, ratio_of, shard_of, share_of
+from scoremode.spec.values import (
+    Limit,
+    label_of,
+    nats_of,
+    probability_of,
+    ratio_of,
+    shard_of,
+    share_of,
+)
 
 __all__ = [
     "OUTPUT",
@@ -18,6 +26,8 @@ __all__ = [
     "Gates",
     "KeepDense",
     "Kept",
+    "Label",
+    "Labels",
     "Model",
     "Named",
     "Output",
@@ -142,6 +152,25 @@ class Quiet(Flags, part="output"):
     quiet: Switch = Flag(
         "print neither progress nor a table", switch=True, group=OUTPUT, in_sweep=False
     )
+
+
+class Label(Flags, part="output", group=OUTPUT):
+    label: Name = Flag(
+        "call the model TEXT in tables, charts and the record (default: the name of its folder, "
+        "file or repository)",
+        "TEXT",
+        read=label_of,
+        once=True,
+        in_sweep=False,
+    )
+
+
+class Labels(Flag[str | Sequence[str | None] | None, list[str | None] | None]):
+    """`--label` of several models, one each in their order; a program gives None for what has none."""
+
+    def value_of(self, given: Any) -> Any:
+        many = [given] if isinstance(given, str) else given
+        return many and [None if each is None else self._read(each) for each in many]
 
 
 class Output(Flags, part="output", group=OUTPUT):

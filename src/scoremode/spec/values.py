@@ -17,6 +17,7 @@ __all__ = [
     "count_of",
     "date_of",
     "finite",
+    "label_of",
     "nats_of",
     "object_of",
     "probability_of",
@@ -24,6 +25,7 @@ __all__ = [
     "rule_of",
     "shard_of",
     "share_of",
+    "title_of",
     "tokens_of",
     "whole",
 ]
@@ -53,6 +55,25 @@ def finite(text: str) -> float:
     if not math.isfinite(number):
         raise ArgumentTypeError(f"{text!r} is not a finite number")
     return number
+
+
+def label_of(text: str) -> str:
+    """What a model is called: one printable line that fits a table."""
+    return _line(text, 100)
+
+
+def title_of(text: str) -> str:
+    return _line(text, 200)
+
+
+def _line(text: str, most: int) -> str:
+    if not (line := text.strip()):
+        raise ArgumentTypeError(f"{text!r} is empty")
+    if not line.isprintable():
+        raise ArgumentTypeError(f"{text!r} has characters that can't be printed")
+    if len(line) > most:
+        raise ArgumentTypeError(f"{line[:20]!r}… has {len(line)} characters, more than {most}")
+    return line
 
 
 def count_of(text: str) -> int:

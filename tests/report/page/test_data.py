@@ -20,7 +20,6 @@ from scoremode.report.page.data import (
     provenance,
     report_data,
     run_of,
-    short_names,
 )
 from scoremode.report.page.summary import summarized
 from scoremode.results.comparison.ranking import ranking
@@ -38,7 +37,7 @@ def test_runs_are_ranked_behind_the_base_and_those_without_one_come_last(made_re
     assert section["runs"][0]["is_base"] and section["base"]["run"] == section["runs"][0]["id"]
     assert section["runs"][-1]["kld"] is None and section["runs"][-1]["ppl"]["value"] > 1
     assert len(made_report.report["sections"]) == 1
-    assert made_report.report["title"] == "Quants of base"
+    assert made_report.report["title"] == "Quants of base on made.txt"
     assert made_report.report["finished"] == "2026-05"
     # Its name is the page's to say.
     assert made_report.report["made_with"] == scoremode.__version__
@@ -127,7 +126,7 @@ def test_runs_of_another_plan_or_base_are_sections_of_their_own(made_report, tmp
         changes=text | {"reference.sha256": "2e" * 32, "reference.checkpoint.source": "x/other"},
     )  # fmt: skip
     report = report_data([made_report.folders["a"], other, rebased])
-    assert len(report["sections"]) == 3 and report["title"] == "3 runs"
+    assert len(report["sections"]) == 3 and report["title"] == "3 runs on 2 texts"
     models = [section["runs"][0]["model"] for section in report["sections"]]
     assert models[0] == models[1] != models[2]
     assert "other.txt" in report["sections"][1]["title"]
@@ -136,6 +135,7 @@ def test_runs_of_another_plan_or_base_are_sections_of_their_own(made_report, tmp
     # Too few blocks for any interval: said, and still JSON.
     assert report["sections"][1]["runs"][0]["kld"]["lower"] is None
     assert report["sections"][1]["notes"]
+    assert report_data([other], title="Mine")["title"] == "Mine"
     json.dumps(report, allow_nan=False)
 
 
@@ -224,30 +224,6 @@ def test_the_base_is_what_the_runs_say(made_report):
     assert (base_of(typed(record), "x", None, {}) or {})["source"] == "logits.kld"
     del record["reference"]
     assert base_of(typed(record), "x", None, {}) is None
-
-
-@pytest.mark.parametrize(
-    ("sources", "names"),
-    [
-        ([], []),
-        (["models/x"], ["x"]),
-        (["m/SmolLM2-135M.Q4_K_M.gguf", "m/SmolLM2-135M.Q8_0.gguf"], ["Q4_K_M", "Q8_0"]),
-        (["hub:a/Llama-AWQ@c0ffee", "hub:b/Llama-GPTQ@1"], ["AWQ", "GPTQ"]),
-        # The base's own name is all that the others begin with: nothing is taken away.
-        (["x/Llama", "x/Llama-AWQ"], ["Llama", "Llama-AWQ"]),
-        (["a/model", "b/model", "b/other"], ["a/model", "b/model", "other"]),
-        (["r/a/m", "s/a/m"], ["r/a/m", "s/a/m"]),
-        # Not in the middle of a word.
-        (["W4A16", "W4A8"], ["W4A16", "W4A8"]),
-        (["m.gguf", "m.safetensors"], ["m.gguf", "m.safetensors"]),
-        (["hub:a/x@1", "hub:a/x@2"], ["hub:a/x@1", "hub:a/x@2"]),
-        (["/", "//"], ["/", "//"]),
-        (["\ud800<b>", "x"], ["\ud800<b>", "x"]),
-    ],
-)
-def test_names(sources, names):
-    assert short_names(sources) == names
-    assert len(set(short_names(sources))) == len(sources)
 
 
 def record(plan: str, base: str | None = None, vocabulary: int = 12) -> Any:

@@ -28,15 +28,15 @@ from scoremode.results.comparison.ranking import (
     is_base,
     ranking,
     run_row,
-    short_name,
 )
 from scoremode.results.folders.store import read_record, read_scores
+from scoremode.results.record.definition import read_document
 from scoremode.results.scores import Scores
 from scoremode.results.statistics import bootstrap
 
 
 def names(value) -> list[str]:
-    return [run["model"] for run in value["runs"]]
+    return [run["label"] for run in value["runs"]]
 
 
 def test_the_best_comes_first_by_kld(written):
@@ -197,9 +197,25 @@ def test_models_of_one_name_are_told_apart_by_their_folders(one, tmp_path):
     first = one({"checkpoint.source": "hub:org/m@abc"}, name="x")
     second = one({"checkpoint.source": "local/m"}, name="y")
     third = one({"checkpoint.source": "at@home/n"}, name="z")
-    assert names(ranking([first, second, third])) == ["m (x)", "m (y)", "n"]
-    fourth = write_run(tmp_path / "more" / "x", scores_of(0.3), model="m")
-    assert names(ranking([first, fourth])) == [f"m ({first})", f"m ({fourth})"]
+    value = ranking([first, second, third])
+    assert names(value) == ["m (org)", "m (local)", "n"]
+    assert [run["model"] for run in value["runs"]] == ["m", "m", "n"]
+    # One model twice.
+    again = one({"checkpoint.source": "local/m"}, name="x2")
+    assert names(ranking([second, again])) == ["m (y)", "m (x2)"]
+    fourth = write_run(tmp_path / "more" / "x2", scores_of(0.3), model="local/m")
+    assert names(ranking([again, fourth])) == [f"m ({again})", f"m ({fourth})"]
+
+
+def test_a_run_is_called_what_its_user_says_and_the_base_too(one):
+    plain = one({"checkpoint.source": "m/base-Q4.gguf"}, name="x")
+    given = one({"checkpoint.source": "m/base-Q5.gguf", "label": "ours"}, name="y")
+    value = ranking([plain, given])
+    assert names(value) == ["Q4", "ours"] and value["base"]["label"] == "base"
+    assert [run["model"] for run in value["runs"]] == ["base-Q4", "base-Q5"]
+    assert (value["tests"][0]["a"], value["tests"][0]["b"]) == ("Q4", "ours")
+    labeled = one({"checkpoint.source": "m/base-Q4.gguf", "reference.label": "dense"}, name="z")
+    assert ranking([labeled])["base"]["label"] == "dense"
 
 
 def test_caches_of_one_model_are_told_apart_by_their_formats(one):
@@ -319,46 +335,36 @@ def record(tmp_path_factory) -> dict:
     return read_record(write_run(folder, scores_of(0.3)))
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("hub:org/name-4bit@c0ffee", "name-4bit"),
-        ("models/x.gguf", "x.gguf"),
-        ("models/x/", "x"),
-        ("/", "/"),
-    ],
-)
-def test_a_model_s_short_name(source, name):
-    assert short_name(source) == name
-
-
 def test_a_run_s_line_is_its_record_s(record):
-    row = run_row(record, Path("runs/one"), "one")
-    assert (row["model"], row["folder"], row["is_base"]) == ("one", "runs/one", False)
+    row = run_row(read_document(record), Path("runs/one"), "mine")
+    assert (row["label"], row["folder"], row["is_base"]) == ("mine", "runs/one", False)
+    assert (row["model"], row["source"]) == ("one", "models/one")
     assert row["kld"] == record["metrics"]["kld"] and row["ratio_to"] == "reference"
     assert row["kld_p99"] == record["distribution"]["kld"]["99"]
     assert (row["bits_per_weight"], row["gib"]) == (4.125, 0.5)
 
 
 def test_the_base_s_line_has_its_perplexity_and_no_divergence(record):
-    stored = {"source": "hub:org/base@1", "bits_per_weight": {"body": 16.0}, "gib": 1.5}
-    found = record | {"reference": record["reference"] | {"checkpoint": stored}}
+    stored = {"source": "hub:org/base@1", "fingerprint": "f", "gib": 1.5}
+    stored |= {"bits_per_weight": record["checkpoint"]["bits_per_weight"] | {"body": 16.0}}
+    found = read_document(record | {"reference": record["reference"] | {"checkpoint": stored}})
     row = base_row(found)
-    assert row is not None and row.keys() == run_row(record, None, "x").keys()
-    assert (row["model"], row["is_base"]) == ("base", True)
+    assert row is not None and row.keys() == run_row(found, None, "x").keys()
+    assert (row["label"], row["is_base"]) == ("base", True)
     assert row["ppl"] == record["metrics"]["ppl_base"] and row["kld"] is row["ppl_ratio"] is None
     assert (row["bits_per_weight"], row["gib"]) == (16.0, 1.5)
 
 
 def test_a_file_of_logits_has_no_size(record):
-    row = base_row(record | {"reference": {"source": "logits.kld", "checkpoint": None}})
+    logits = {"source": "logits.kld", "checkpoint": None}
+    row = base_row(read_document(record | {"reference": logits}))
     assert row is not None
-    assert (row["model"], row["gib"], row["bits_per_weight"]) == ("logits.kld", None, None)
+    assert (row["label"], row["gib"], row["bits_per_weight"]) == ("logits.kld", None, None)
 
 
 def test_a_run_without_a_base_has_none(record):
     alone = {k: v for k, v in record.items() if k != "reference"}
-    assert base_row(alone) is None
+    assert base_row(read_document(alone)) is None
 
 
 def test_a_size_is_exact_where_bytes_are_known():
@@ -403,7 +409,8 @@ def test_every_run_s_groups_are_its_record_s(folders):
             record = read_record(folders[run["model"]])
             (own,) = [g for g in record["breakdown"]["label"] if g["group"] == group["group"]]
             assert {k: own[k] for k in ("group", "n", "share")} | run == own | {
-                "model": run["model"]
+                "label": run["model"],
+                "model": run["model"],
             }
     worst = [max(run["kld"]["value"] for run in group["runs"]) for group in groups]
     assert worst == sorted(worst, reverse=True)

@@ -29,7 +29,7 @@ from scoremode.report.document import (
 )
 from scoremode.report.facts import blocks_words, caveats, chat_sentence, protocol_words
 from scoremode.report.rendering import literal, preformatted, table_markdown
-from scoremode.results.comparison.ranking import short_name
+from scoremode.results.labels import base_of
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 from scoremode.results.record.definition import Done
 from scoremode.results.record.model import Reference, VllmEngine
@@ -76,7 +76,7 @@ def card_block(groups: Sequence[Group]) -> str:
 def _group(group: Group) -> list[str]:
     value = group.value
     parts = [table_markdown(_table(value)), _protocol(value), _computed(group.records)]
-    if told := [_item(row["model"], said) for row, said in _told(group)]:
+    if told := [_item(row["label"], said) for row, said in _told(group)]:
         parts.append("\n".join(told))
     lines = "\n".join(shlex.join(map(escaped, command)) for command in group.commands)
     return [*parts, preformatted(lines, "sh")]
@@ -86,7 +86,7 @@ def _table(value: Mapping[str, Any]) -> Table:
     """The ranking, with intervals beside their values: a card is narrow."""
     rows = ranked_rows(value)
     columns = (
-        words("model", "model"),
+        words("model", "label"),
         number("bits/weight", "bits_per_weight", ".3f"),
         size(row["gib"] for row in rows),
         _with_interval("word PPL", ".4f"),
@@ -96,9 +96,9 @@ def _table(value: Mapping[str, Any]) -> Table:
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
-        (f"{row['model']} (base)", *(cell_of(row.get(n)) if n in own else None for n in names))
+        (f"{row['label']} (base)", *(cell_of(row.get(n)) if n in own else None for n in names))
         if row["is_base"]
-        else (row["model"], *(cell_of(row.get(n)) for n in names))
+        else (row["label"], *(cell_of(row.get(n)) for n in names))
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
@@ -237,7 +237,7 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
             kind, title = spec.hub
             if (metric := metric_of(row[spec.key])) is None:
                 continue
-            label = f"{title}, {escaped(row['model'])}"
+            label = f"{title}, {escaped(row['label'])}"
             found.append(
                 EvalResult(
                     task_type="text-generation",
@@ -285,7 +285,7 @@ def entry_files(groups: Sequence[Group], source_of: Mapping[str, str]) -> dict[s
         if data.id is None:
             continue
         entries = _entries(row, record, data, source_of.get(row["folder"]))
-        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", row["model"]).strip("-.") or "model"
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", row["label"]).strip("-.") or "model"
         plan = record.plan.sha256[:8]
         files[f".eval_results/{TOOL}-{safe}-{plan}.yaml"] = entries_file(entries)
     return files
@@ -318,7 +318,7 @@ def _entries(
             continue
         ends = metric.ci95
         kind, title = METRIC[name].hub or ("", "")
-        notes = [f"{title} of {escaped(row['model'])}"]
+        notes = [f"{title} of {escaped(row['label'])}"]
         notes += [] if ends is None else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
         notes += [f"protocol {escaped(protocol_words(record.protocol))}", f"n = {metric.n}"]
         if name == "kld" and record.reference:
@@ -372,7 +372,7 @@ def _arguments(record: Done, metric: Metric, *, against: bool) -> dict[str, Any]
 
 
 def _base(reference: Reference) -> str:
-    return short_name((reference.checkpoint or reference).source)
+    return base_of(reference).name
 
 
 def _version(record: Done) -> str:

@@ -1,7 +1,6 @@
 """Finished runs → the report's data: sections of runs that may be compared, their names, and what made
 them."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,8 +8,7 @@ from msgspec import UNSET, structs
 
 from scoremode import __version__
 from scoremode.errors import UsageError
-from scoremode.lib.hub import on_hub
-from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_words
+from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_name, text_words
 from scoremode.report.page.chart_data import attributions, charts, recipe_curves, tails
 from scoremode.report.page.comparison import (
     Cut,
@@ -39,6 +37,8 @@ from scoremode.report.page.summary import (
 )
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders, gib_of, is_base
+from scoremode.results.labels import Named, labels_of, labels_of_runs, model_of
+from scoremode.results.labels import base_of as named_base
 from scoremode.results.record.checks import checked_record, unlike_dtypes
 from scoremode.results.record.definition import Done, Record
 from scoremode.results.record.section import Metric, value_at
@@ -52,8 +52,6 @@ _RULES = {
     "autocorrelation": "by the autocorrelation of the scores",
     "eighth": "an eighth of the text, and less than its autocorrelation asks for",
 }
-_FILE = re.compile(r"\.(gguf|safetensors)$")
-_BETWEEN = re.compile(r"[-_. ]")
 _HASHES = {
     "record": "sha256",
     "scores.parquet": "scores.sha256",
@@ -70,12 +68,15 @@ _FILES = 12
 
 
 def report_data(
-    folders: Sequence[Path], progress: Callable[[int, int], None] = lambda *_: None
+    folders: Sequence[Path],
+    progress: Callable[[int, int], None] = lambda *_: None,
+    title: str | None = None,
 ) -> ReportData:
     """The data of the finished runs in `folders`, whatever they measured: those that may be compared
     are a section.
 
-    `progress` gets the number of runs newly read, and of all. One is in memory at a time.
+    `progress` gets the number of runs newly read, and of all. One is in memory at a time. `title`: the
+    report's, None for one that names the base and the text.
 
     Raises UsageError where there is no run, or one twice, RunFolderError for one that isn't finished,
     or whose record isn't what its scores give.
@@ -97,16 +98,16 @@ def report_data(
             require_same(summaries[0].run, summaries[-1].run)
             progress(1, len(folders))
         sections.append(_ranked(summaries))
-    names = _names(sections)
+    models = _models(sections)
     made = [
-        _section(number, summaries, names, at)
+        _section(number, summaries, models, at)
         for number, (summaries, at) in enumerate(zip(sections, places, strict=True))
     ]
     times = [r["provenance"]["finished"] for section in made for r in section["runs"]]
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "title": _title(made),
+        "title": title or _title(made),
         "finished": max((time for time in times if time), default=None),
         "made_with": __version__,
         "sections": made,
@@ -136,39 +137,49 @@ def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
     return sorted(summaries, key=key)
 
 
-def _names(sections: Sequence[Sequence[Summary]]) -> dict[str, str]:
-    """Source of every model → its name, the same in all sections."""
-    sources: dict[str, None] = {}
+def _models(sections: Sequence[Sequence[Summary]]) -> list[Named]:
+    """Every model of the report, bases included, once."""
+    found: dict[Named, None] = {}
     for summaries in sections:
-        for summary in summaries:
-            sources.setdefault(summary.run.record.checkpoint.source)
-        if (compared := _reference(summaries)) is not None:
-            sources.setdefault(source_of(compared))
-    return dict(zip(sources, short_names(list(sources)), strict=True))
+        compared = _reference(summaries)
+        found |= dict.fromkeys(_model(summary, compared) for summary in summaries)
+        if compared is not None and compared.reference:
+            found.setdefault(named_base(compared.reference))
+    return list(found)
+
+
+def _model(summary: Summary, compared: Done | None) -> Named:
+    """The model of a run; of one of the base that has no label of its own the base."""
+    record = summary.run.record
+    if compared and compared.reference and not record.label and _is_base(summary, compared):
+        return named_base(compared.reference)
+    return model_of(record)
 
 
 def _section(
-    number: int, summaries: Sequence[Summary], names: Mapping[str, str], places: Sequence[Place]
+    number: int, summaries: Sequence[Summary], models: Sequence[Named], places: Sequence[Place]
 ) -> Section:
     compared = _reference(summaries)
-    models = list(names)
+    against = named_base(compared.reference) if compared and compared.reference else None
     by_id = {f"s{number}r{i}": summary for i, summary in enumerate(summaries)}
     records = {id_: summary.run.record for id_, summary in by_id.items()}
-    bases = [id_ for id_, summary in by_id.items() if _is_base(summary, compared)]
-    labels = _labels(summaries, names)
+    are_base = [_is_base(summary, compared) for summary in summaries]
+    bases = [id_ for id_, is_base in zip(by_id, are_base, strict=True) if is_base]
+    labels = labels_of_runs([s.run for s in summaries], are_base, against, models)
     blocks = cut(summaries)
     ends = {id_: blocks.metrics(s.units) for id_, s in by_id.items()}
     runs = [
         run_of(
-            s, id_, models.index(s.run.record.checkpoint.source), label, ends[id_],
+            s, id_, models.index(_model(s, compared)), label, ends[id_],
             of_base=id_ in bases,
         )
         for (id_, s), label in zip(by_id.items(), labels, strict=True)
     ]  # fmt: skip
     base = None
-    if compared is not None:
+    if compared is not None and against is not None:
         own = ends[next(id_ for id_, record in records.items() if record is compared)]
-        base = base_of(compared, names[source_of(compared)], bases[0] if bases else None, own)
+        name = labels_of([against], against, models)[0]
+        base = base_of(compared, name, bases[0] if bases else None, own)
     ranked = {id_: summary for id_, summary in by_id.items() if id_ not in bases}
     tests = matrices(ranked, blocks)
     # A base against itself is 0 everywhere.
@@ -181,6 +192,7 @@ def _section(
         "id": f"s{number}",
         "title": _section_title(one, base),
         "text": one.document["corpus"],
+        "text_name": text_name(one.corpus),
         "text_words": text_words(one.corpus),
         "protocol": one.document["protocol"],
         "protocol_words": protocol_words(one.protocol),
@@ -203,30 +215,21 @@ def _section(
     }
 
 
-def _labels(summaries: Sequence[Summary], names: Mapping[str, str]) -> list[str]:
-    """The models' names, with the run's folder where a model was measured twice in a section."""
-    found = [names[s.run.record.checkpoint.source] for s in summaries]
-    folders = [s.run.folder.resolve().name for s in summaries]
-    return [
-        f"{name} ({folder if folders.count(folder) == 1 else summary.run.folder})"
-        if found.count(name) > 1
-        else name
-        for name, folder, summary in zip(found, folders, summaries, strict=True)
-    ]
-
-
 def _section_title(record: Done, base: Base | None) -> str:
-    words = f"{record.corpus.name}, {record.protocol.name}"
+    words = f"{text_name(record.corpus)}, {record.protocol.name}"
     return f"{words}, against {base['name']}" if base else words
 
 
 def _title(sections: Sequence[Section]) -> str:
-    """The report's title: it names the base, where there is one for all."""
-    names = {section["base"]["name"] for section in sections if section["base"]}
-    if len(names) == 1:
-        return f"Quants of {names.pop()}"
-    runs = sum(len(section["runs"]) for section in sections)
-    return f"{runs} run{'s' * (runs != 1)}"
+    """The report's title: it names the base and the text, where there is one for all."""
+    bases = {section["base"]["name"] for section in sections if section["base"]}
+    runs = [run for section in sections for run in section["runs"]]
+    texts = list(dict.fromkeys(section["text_name"] for section in sections))
+    if len(bases) == 1:
+        what = f"Quants of {bases.pop()}"
+    else:
+        what = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{what} on {texts[0] if len(texts) == 1 else f'{len(texts)} texts'}"
 
 
 def _interval_words(blocks: Cut) -> str:
@@ -275,48 +278,6 @@ def _plan(record: Record) -> str:
 
 def _base(record: Record) -> str | None:
     return str(record.reference.sha256 or None) if record.reference else None
-
-
-def short_names(sources: Sequence[str]) -> list[str]:
-    """A name for each of `sources`, which differ: as many last parts of the path as it takes, less what
-    all names begin with.
-
-    `hub:ORG/NAME@COMMIT` is ORG/NAME. "SmolLM2-135M.Q4_K_M.gguf" beside "SmolLM2-135M.Q8_0.gguf" is
-    "Q4_K_M".
-    """
-    parts = [_parts(source) for source in sources]
-    names = ["/".join(part[-1:]) for part in parts]
-    for many in range(2, max((len(part) for part in parts), default=0) + 1):
-        longer = ["/".join(part[-many:]) for part in parts]
-        names = [
-            long if names.count(name) > 1 else name
-            for name, long in zip(names, longer, strict=True)
-        ]
-    if len(set(names)) < len(names):
-        return list(sources)
-    return _without_beginning([_FILE.sub("", name) for name in names], names)
-
-
-def _parts(source: str) -> list[str]:
-    own, plus, taken = source.partition(" + ")
-    own, _ = on_hub(own) or (own, "")
-    parts = [part for part in own.split("/") if part] or [own]
-    return [*parts[:-1], f"{parts[-1]}{plus}{taken}"]
-
-
-def _without_beginning(names: list[str], before: list[str]) -> list[str]:
-    """`names` without the words that all begin with, or `before` where they would be the same."""
-    if len(set(names)) < len(names):
-        return before
-    if len(names) < 2:
-        return names
-    low, high = min(names), max(names)
-    common = low[: next((i for i, c in enumerate(low) if high[i : i + 1] != c), len(low))]
-    # To the end of a word; none may be all of a name.
-    ends = [found.end() for found in _BETWEEN.finditer(common)]
-    if not ends or any(not name[ends[-1] :] for name in names):
-        return names
-    return [name[ends[-1] :] for name in names]
 
 
 def run_of(
@@ -375,7 +336,7 @@ def base_of(record: Done, name: str, run: str | None, ends: Mapping[str, Metric]
     both = checkpoint.bits_per_weight if checkpoint else UNSET
     return {
         "name": name,
-        "source": source_of(record),
+        "source": (reference.checkpoint or reference).source,
         "kind": reference.kind or "",
         "sha256": reference.sha256 or "",
         "run": run,
@@ -388,12 +349,6 @@ def base_of(record: Done, name: str, run: str | None, ends: Mapping[str, Metric]
         "ppl": metrics["ppl_base"],
         "nll": metrics["nll_base"],
     }
-
-
-def source_of(record: Done) -> str:
-    """The source of a run's base: its checkpoint where it has one."""
-    assert record.reference
-    return (record.reference.checkpoint or record.reference).source
 
 
 def _by(ends: Mapping[str, Metric], record: Done) -> dict[str, Measured]:

@@ -242,7 +242,7 @@ class Run(TypedDict):
     """A finished run.
 
     - `id`: in this report. `model`: a number from 0, the same for runs of one checkpoint in several
-      sections: take colours by it. `name`: shortest that tells it from all others; `source`: in
+      sections: take colours by it. `name`: its label, which tells it from all others; `source`: in
       full.
     - `is_base`: a run of the base's own files that is not at a distance from it; it is not ranked.
     - `format`: such as "W4A16 g32", the others behind ", "; `bits_body`: bits of a quantized
@@ -336,7 +336,8 @@ class Section(TypedDict):
 
     - `title`: text, protocol, base, in a line. `runs`: best first, by `ranked_by`; base's runs in
       front.
-    - `text`, `protocol`, `plan`: as the records have them, with their hashes; `*_words`: in a line.
+    - `text`, `protocol`, `plan`: as the records have them, with their hashes; `*_words`: in a line;
+      `text_name`: what a person calls the text.
     - `blocks` of `block_length` tokens are what matrices were resampled from, and the perplexities,
       `kld` and `top1` of the runs and the base, the same for all; all else has the blocks of the run's
       own record. `interval_words`: that in a sentence.
@@ -351,6 +352,7 @@ class Section(TypedDict):
     id: str
     title: str
     text: dict[str, Any]
+    text_name: str
     text_words: str
     protocol: dict[str, Any]
     protocol_words: str

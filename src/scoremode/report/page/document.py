@@ -370,6 +370,7 @@ def write_report(
     output: Path,
     plots: Path | None = None,
     *,
+    title: str | None = None,
     command: Sequence[str] | None = None,
     notify: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -377,6 +378,7 @@ def write_report(
     """Writes the report of `runs`, or of the finished runs that such folders hold, to `output`, and its
     charts as files into `plots`; returns the files written, the page first.
 
+    - `title`: the page's, None for one that names the base and the text
     - `command`: the command line, which the page names
     - `notify`, `progress`: are told which runs are left out, and how many are newly read of how many
 
@@ -384,7 +386,7 @@ def write_report(
     RunFolderError for a run that can't be believed, and for a file that can't be written.
     """
     plotting()
-    report: ReportData = report_data(run_folders(runs, notify), progress)
+    report: ReportData = report_data(run_folders(runs, notify), progress, title)
     if command is not None:
         report["command"] = list(command)
     write_output(output, page(report))

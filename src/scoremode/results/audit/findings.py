@@ -42,14 +42,14 @@ _CLASSES: dict[Class, str] = {
     "second run": "",
     # Places and times, what a machine was and took, what a user chose that moves no number.
     "not checked": """
-        reason created finished command directory versions identity schedule shard merged
+        reason created finished command label directory versions identity schedule shard merged
         schedule_change engine seconds llama_cpp_note noise_floor parts requests tasks gates.limit
         checkpoint.source checkpoint.path checkpoint.mixture tokenizer.source
         tokenizer.auto_tokenizer corpus.source corpus.files corpus.skipped corpus.generated
         corpus.conversations.template.source corpus.conversations.template.given
         corpus.conversations.template.arguments corpus.conversations.template.date calibration.name
-        calibration.source kept.head.checkpoint reference.source reference.path reference.engine
-        reference.metrics reference.head reference.states_sha256 reference.replay
+        calibration.source kept.head.checkpoint reference.source reference.label reference.path
+        reference.engine reference.metrics reference.head reference.states_sha256 reference.replay
         reference.replay_at_load reference.checkpoint.source reference.checkpoint.path
         reference.checkpoint.mixture reference.tokenizer.source reference.tokenizer.auto_tokenizer
         stored.head.checkpoint

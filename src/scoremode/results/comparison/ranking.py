@@ -13,11 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.lib.hub import on_hub
 from scoremode.results.comparison.comparable import differing, not_held_out, require_same
 from scoremode.results.folders.finished import FinishedRun, open_run
+from scoremode.results.labels import base_of, labels_of, labels_of_runs, model_of
 from scoremode.results.metrics import MetricSpec, shown
 from scoremode.results.record.checks import unlike_dtypes
+from scoremode.results.record.definition import Record
 from scoremode.results.record.model import Reference
 from scoremode.results.record.section import Metric, value_at
 from scoremode.results.record.sections import now
@@ -52,7 +53,7 @@ def by_group(
             of = {name: group[name] for name in _OF_GROUP}
             metrics = {k: v for k, v in group.items() if k not in of}
             found.setdefault(group["group"], of | {"runs": []})["runs"].append(
-                {"model": label} | metrics
+                {"label": label, "model": model_of(run.record).parts[0]} | metrics
             )
     return sorted(found.values(), key=lambda group: -_worst(group, by))
 
@@ -114,11 +115,12 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         notes.append(f"{differ}: what is measured against them is left out")
     reference = next(iter(references.values())) if len(references) == 1 else None
     section = None if reference is None else reference.record.document["reference"]
+    against = None if reference is None else base_of(_base_of(reference))
     bases = [is_base(run.record.document, section) for run in runs]
     by, why = _ranking(runs, bases, by)
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
-    labels = _labels(runs)
+    labels = labels_of_runs(runs, bases, against)
     notes += [
         f"{label}: {unlike}"
         for run, label in zip(runs, labels, strict=True)
@@ -127,6 +129,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
     base, lines = _lines(runs, labels, bases, blocks, compared=len(references) < 2)
+    if base is not None and against is not None:
+        base["label"] = labels_of([against], against, [model_of(run.record) for run in runs])[0]
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -146,7 +150,11 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         ],
         "groups": by_group(runs, labels, by),
         "tasks": [
-            {"model": label, **run.record.document["tasks"]}
+            {
+                "label": label,
+                "model": model_of(run.record).parts[0],
+                **run.record.document["tasks"],
+            }
             for run, label in zip(runs, labels, strict=True)
             if run.record.tasks
         ],
@@ -204,25 +212,6 @@ def _key(run: FinishedRun, by: By) -> float:
     return run.record.metrics["kld"].value if run.kld is not None else -np.inf
 
 
-def _labels(runs: Sequence[FinishedRun]) -> list[str]:
-    """Short names: the model's last part, with its KV cache's format where those who share it differ by
-    that, and with the run's folder where two share both."""
-    plain = [short_name(run.record.checkpoint.source) for run in runs]
-    caches = [run.record.engine.kv_cache_dtype for run in runs]
-    kinds = {name: {c for n, c in zip(plain, caches, strict=True) if n == name} for name in plain}
-    names = [
-        f"{name}, KV {cache}" if cache and len(kinds[name]) > 1 else name
-        for name, cache in zip(plain, caches, strict=True)
-    ]
-    folders = [run.folder.resolve().name for run in runs]
-    return [
-        f"{name} ({folder if folders.count(folder) == 1 else run.folder})"
-        if names.count(name) > 1
-        else name
-        for name, folder, run in zip(names, folders, runs, strict=True)
-    ]
-
-
 def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
     """Chooses one block length for all, by what every run and every test between two asks for."""
     columns = {f"nll {i}": run.nll for i, run in enumerate(runs)}
@@ -258,13 +247,13 @@ def _lines(
 
     is_measured = any(bases)
     against = next((i for i, run in enumerate(runs) if run.kld is not None), None)
-    base = None if against is None or is_measured else base_row(runs[against].record.document)
+    base = None if against is None or is_measured else base_row(runs[against].record)
     if base is not None and against is not None:
         base = with_ends(base, against, "_base")
     of_base = runs[bases.index(True)] if is_measured else None
     rows = []
     for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        row = with_ends(run_row(run.record.document, run.folder, label) | {"is_base": bases[i]}, i)
+        row = with_ends(run_row(run.record, run.folder, label) | {"is_base": bases[i]}, i)
         rows.append(_row(row, run, of_base, blocks, compared=compared))
     return base, rows
 
@@ -329,12 +318,14 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     return {"ppl_difference": Metric(value, (low, high), own.n), "ppl_ratio": ratio}
 
 
-def run_row(document: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
-    """What a table of runs shows of one; `model` is what the table calls it."""
+def run_row(record: Record, folder: Path | None, label: str) -> dict[str, Any]:
+    """What a table of runs shows of one; `label` is what the table calls it."""
+    document = record.document
     metrics = {metric.key: _value(document, metric) for metric, _ in shown("runs")}
     return {
-        "model": model,
-        "source": document["checkpoint"]["source"],
+        "label": label,
+        "model": model_of(record).parts[0],
+        "source": record.checkpoint.source,
         "folder": None if folder is None else str(folder),
         "is_base": False,
         "ppl": metrics.pop("ppl"),
@@ -347,19 +338,20 @@ def run_row(document: Mapping[str, Any], folder: Path | None, model: str) -> dic
     }
 
 
-def base_row(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def base_row(record: Record) -> dict[str, Any] | None:
     """The same of the base, as far as a run against it knows; None for a run without one."""
-    reference, ppl = document.get("reference"), value_at(document, "metrics.ppl_base")
-    if reference is None or ppl is None:
+    document, ppl = record.document, value_at(record.document, "metrics.ppl_base")
+    if not record.reference or ppl is None:
         return None
+    base = base_of(record.reference)
     # A file of logits has no checkpoint.
-    checkpoint = reference.get("checkpoint") or {}
-    source = str(checkpoint.get("source") or reference.get("source", "base"))
+    checkpoint = document["reference"].get("checkpoint") or {}
     others = [m.key for m, _ in shown("runs") if m.base and m.key != "ppl_ratio"]
     nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", *others))
     return {
-        "model": short_name(source),
-        "source": source,
+        "label": base.name,
+        "model": base.parts[0],
+        "source": base.source,
         **nothing,
         "is_base": True,
         "ppl": ppl,
@@ -389,13 +381,6 @@ def is_base(document: Mapping[str, Any], reference: Mapping[str, Any] | None) ->
     if not files or files != document["checkpoint"].get("files"):
         return False
     return not value_at(document, "metrics.kld.value")
-
-
-def short_name(source: str) -> str:
-    """A model's last part: `hub:ORG/NAME@COMMIT` is NAME; what a mixture has from others stays."""
-    own, plus, taken = source.partition(" + ")
-    own, _ = on_hub(own) or (own, "")
-    return f"{Path(own).name or own}{plus}{taken}"
 
 
 def gib_of(checkpoint: Mapping[str, Any]) -> float | None:

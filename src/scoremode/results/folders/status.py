@@ -21,6 +21,7 @@ from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.lib.files import is_held
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read_columns
+from scoremode.results.labels import label_of
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.definition import Done, Invalid, Record, Running, ShardDone
 from scoremode.results.scores import check_values
@@ -167,6 +168,7 @@ def pace(times: Sequence[float], windows: Sequence[int], begin: float | None) ->
 def _of(record: Record) -> dict[str, Any]:
     """What a run is of."""
     return {
+        "label": label_of(record),
         "model": record.checkpoint.source,
         "reference": record.reference.source if record.reference else None,
         "protocol": record.protocol.name,

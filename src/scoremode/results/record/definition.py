@@ -178,6 +178,13 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
         list[str] | UnsetType,
         words("the command line"),
     ] = UNSET
+    label: Annotated[
+        str | UnsetType,
+        words(
+            "of a run with `--label`: what tables and charts call its model; without, they take a name "
+            "from `checkpoint.source` ([labels](report.md#labels))"
+        ),
+    ] = UNSET
     directory: Annotated[
         str | UnsetType,
         words("the folder that it ran in, which relative places in the record are relative to"),
@@ -341,7 +348,8 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
     reference: Annotated[
         Reference | UnsetType,
         words(
-            "the base: `kind`, `source`, `checkpoint` with its files' hashes, `engine`, `sha256` "
+            "the base: `kind`, `source`, its `label` where it was kept with one, `checkpoint` with its "
+            "files' hashes, `engine`, `sha256` "
             "(files and arithmetic: what two runs must share to be ranked), `states_sha256` and "
             "`head` of a stored one, `replay`; `arithmetic`: in words, where base and model computed "
             "in other dtypes"

@@ -196,6 +196,7 @@ class ReferenceCheckpoint(CheckpointFiles, frozen=True, kw_only=True):
 class Reference(Section, frozen=True, kw_only=True):
     kind: str | UnsetType = UNSET
     source: str
+    label: str | UnsetType = UNSET
     path: str | UnsetType = UNSET
     checksum: str | UnsetType = UNSET
     sha256: str | UnsetType = UNSET

@@ -133,7 +133,7 @@ def shard_folders(paths: Sequence[Path], notify: Callable[[str], None]) -> list[
 # By the first of these that differs a stranger is told: the protocol before the plan that it makes.
 _SECTIONS = ("protocol", "corpus", "tokenizer", "plan", "checkpoint", "reference", "calibration")
 # Where things lie, and what two names of one thing are: no score is of it.
-_PLACES = ("name", "source", "path", "files_at", "auto_tokenizer")
+_PLACES = ("name", "source", "label", "path", "files_at", "auto_tokenizer")
 # What a base that is opened anew says of this time.
 _OF_A_BASE = ("replay", "replay_at_load", "engine")
 # What an engine says of its work, of its memory, and of what gives the same bits.

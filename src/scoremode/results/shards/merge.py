@@ -34,11 +34,13 @@ def merged_record(
     extras: Columns,
     sha256: str,
     command: Sequence[str],
+    label: str | None = None,
 ) -> dict[str, Any]:
     """The record of the run that all `shards`, in their order, are of.
 
     - `scores`, `extras`: of the merged file, whose bytes have that `sha256`.
-    - `command`: what the user typed to merge them.
+    - `command`: what the user typed to merge them; `label`: what the user calls the model, None for
+      what the first shard says.
 
     Raises InvalidMeasurement where a mean is not finite.
     """
@@ -65,6 +67,8 @@ def merged_record(
         "scores": written,
         "merged": {"shards": [_entry(each) for each in shards]},
     }
+    if label is not None:
+        record["label"] = label
     if begun := [each["created"] for each in records if "created" in each]:
         record["created"] = min(begun)
     if scores.against is not None:
@@ -168,13 +172,15 @@ def merge(
     output: Path,
     *,
     gates: Gates | None = None,
+    label: str | None = None,
     command: Sequence[str] = (),
     notify: Callable[[str], None] = lambda _: None,
 ) -> Done:
     """Makes of the shards that `paths` name or hold the run of all of them; returns its record.
 
     - `output`: the run's own folder, which must not be there yet.
-    - `gates`: limits that a comparison is held against, for the record.
+    - `gates`: limits that a comparison is held against; `label`: what the user calls the model, None
+      for what the first shard says; both for the record.
     - `notify`: is told of each run in a folder of runs that is left out.
 
     Its scores and every metric are those of one process's run to the bit. Raises RunFolderError where
@@ -191,7 +197,7 @@ def merge(
         try:
             rows = sum(each.record.shard.targets for each in shards)
             scores, extras = read_columns(folder.path / SCORES, sha256, rows)
-            record = merged_record(shards, scores, extras, sha256, command)
+            record = merged_record(shards, scores, extras, sha256, command, label)
             if gates and scores.against is None:
                 raise UsageError(
                     f"{shards[0].folder}: has no base, which a gate on KLD, ratio or top-1 needs"

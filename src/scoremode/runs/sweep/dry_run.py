@@ -21,13 +21,14 @@ from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.errors import CheckpointError, RunFolderError, ScoremodeError, line_of, words_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs
+from scoremode.results.labels import Named
 from scoremode.results.record.checks import check_record
 from scoremode.results.record.definition import Done, Record
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request
-from scoremode.runs.sweep.manifest import SweepRequest, titles
+from scoremode.runs.sweep.manifest import SweepRequest, labels_in, titles
 from scoremode.runs.sweep.sweep import all_models
 from scoremode.schemes.summary import summarize
 
@@ -51,6 +52,11 @@ def foresee(request: SweepRequest) -> dict[str, Any]:
         rows += _rows(base, first.reference_revision, request, records, is_base=True)
     for model in models:
         rows += _rows(model, first.revision, request, records, is_base=False)
+    labels = dict(zip(models, labels_in(request, models), strict=True))
+    rows = [
+        {"label": Named.typed(base).name if row["is_base"] else labels[row["model"]], **row}
+        for row in rows
+    ]
     left = [row for row in rows if row["state"] in ("to run", "to resume")]
     seconds = [row["seconds"] for row in left]
     # A model's weights are read once for all that is left of it.

@@ -7,16 +7,18 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from scoremode.errors import RunFolderError
 from scoremode.lib.files import MOST_JSON, read_regular, take, write_text
 from scoremode.lib.json import json_text
 from scoremode.results.folders.paths import MANIFEST
-from scoremode.results.folders.store import seal_of
+from scoremode.results.folders.store import RECORD, seal_of
+from scoremode.results.labels import Named, labels_of, model_of
+from scoremode.results.record.checks import checked_record
 from scoremode.results.record.section import Section, misfit
 from scoremode.results.record.sections import now
 from scoremode.runs.request import Request, Result
@@ -67,7 +69,8 @@ class Manifest(TypedDict):
     - `created`: when the first call began; `updated`: when this was written; both ISO 8601, UTC.
     - `command`: the last call's.
     - `base`: as the user named it; `revision`: of a base on the hub, or None.
-    - `models`: as the user named them, patterns included.
+    - `models`: as the user named them, patterns included; `labels`: of those that the user calls
+      something.
     - `entries`: every model under every pair, in the order in which they run.
     - `sha256`: of all the rest.
     """
@@ -80,6 +83,7 @@ class Manifest(TypedDict):
     base: str
     revision: str | None
     models: list[str]
+    labels: NotRequired[dict[str, str]]
     pairs: list[Pair]
     entries: list[Entry]
     sha256: str
@@ -143,14 +147,14 @@ def read_manifest(folder: Path) -> Manifest | None:
 def unfinished(folder: Path) -> list[dict[str, Any]] | None:
     """The models of a sweep that have no run to look at, as `status` tells of runs; None without sweep.
 
-    Each with `folder`, the sweep's, `state` (`waiting` or `failed`), `model`, `reference`, `protocol`,
-    `text`, and the `problem`: of one that waits, that nobody works on the sweep. Raises RunFolderError
-    as `read_manifest` does.
+    Each with `folder`, the sweep's, `state` (`waiting` or `failed`), `label`, `model`, `reference`,
+    `protocol`, `text`, and the `problem`: of one that waits, that nobody works on the sweep. Raises
+    RunFolderError as `read_manifest` does.
     """
     if (manifest := read_manifest(folder)) is None:
         return None
     left = None if _is_held(folder) else "its sweep was ended: the same command goes on with it"
-    found = []
+    found, labels = [], manifest.get("labels", {})
     for entry in manifest["entries"]:
         if entry["status"] in ("waiting", "failed"):
             pair = manifest["pairs"][entry["pair"]]
@@ -158,6 +162,7 @@ def unfinished(folder: Path) -> list[dict[str, Any]] | None:
                 {
                     "folder": str(folder),
                     "state": entry["status"],
+                    "label": Named.typed(entry["model"], labels.get(entry["model"], "")).name,
                     "model": entry["model"],
                     "reference": manifest["base"],
                     "protocol": pair["protocol"],
@@ -204,22 +209,26 @@ class SweepRequest:
     - `pairs`: a request for each text and protocol, whose model is put in; the `reference` of each is
       the base, a kept reference or a file of logits.
     - `output`: the folder that all goes to.
+    - `labels`: of models that the user calls something.
     """
 
     models: tuple[str, ...]
     pairs: tuple[Request, ...]
     output: Path
     command: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Ended:
     """One entry that has ended: with its run, with the error that it names, or left out.
 
+    - `label`: what its model is called beside the others.
     - `under`: its text and protocol, where there are several.
     """
 
     entry: Entry
+    label: str
     under: str
     number: int
     count: int
@@ -228,10 +237,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a sweep: its manifest, and the runs of its entries, None where there is none."""
+    """The result of a sweep: its manifest, what the models of its entries are called, and their runs,
+    None where there is none."""
 
     folder: Path
     manifest: Manifest
+    labels: list[str]
     results: list[Result | None]
 
     @property
@@ -250,6 +261,7 @@ class Board:
         earlier = read_manifest(request.output)
         self._earlier = [] if earlier is None else earlier["entries"]
         self.models, self._pairs = list(models), len(request.pairs)
+        self.labels = labels_in(request, models)
         self._under = titles(request.pairs)
         self._results: dict[int, Result | None] = {}
         first = request.pairs[0]
@@ -262,6 +274,7 @@ class Board:
             "base": str(first.reference),
             "revision": first.reference_revision,
             "models": list(request.models),
+            "labels": dict(request.labels),
             "pairs": [_pair(pair) for pair in request.pairs],
             "entries": [_entry(m, p) for m in models for p in range(len(request.pairs))],
             "sha256": "",
@@ -303,8 +316,9 @@ class Board:
         self._end(model, pair, None, {"status": "left out"})
 
     def outcome(self) -> Outcome:
-        count = len(self.manifest["entries"])
-        return Outcome(self._folder, self.manifest, [self._results[i] for i in range(count)])
+        labels = [label for label in self.labels for _ in range(self._pairs)]
+        results = [self._results[i] for i in range(len(labels))]
+        return Outcome(self._folder, self.manifest, labels, results)
 
     def _entry(self, model: int, pair: int) -> Entry:
         return self.manifest["entries"][model * self._pairs + pair]
@@ -320,7 +334,22 @@ class Board:
         self.write()
         under = self._under[pair] if self._pairs > 1 else ""
         count = len(self.manifest["entries"])
-        self._tell(Ended(entry, under, len(self._results), count, result))
+        self._tell(Ended(entry, self.labels[model], under, len(self._results), count, result))
+
+
+def labels_in(request: SweepRequest, models: Sequence[str]) -> list[str]:
+    """The labels of a sweep's models beside each other and their base."""
+    base = str(request.pairs[0].reference)
+    named = [_named(model, request.labels.get(model, "")) for model in models]
+    return labels_of(named, _named(base))
+
+
+def _named(model: str, label: str = "") -> Named:
+    if os.path.isfile(os.path.join(model, RECORD)):  # noqa: PTH113, PTH118
+        # What is wrong with a run is said by who takes it.
+        with suppress(RunFolderError):
+            return model_of(checked_record(Path(model)))
+    return Named.typed(model, label)
 
 
 def titles(pairs: Sequence[Request]) -> list[str]:

@@ -16,7 +16,7 @@ from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
 from scoremode.reference.writer import HeadTensors
 from scoremode.results.folders.finished import load_run
-from scoremode.results.folders.store import RECORD
+from scoremode.results.folders.store import RECORD, tidy
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.definition import Done
 from scoremode.results.record.sections import versions
@@ -27,6 +27,7 @@ from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
 from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.resume import relabeled
 from scoremode.runs.run import score_plan
 from scoremode.runs.sweep.bases import Bases, folder_of_base, options_of
 from scoremode.runs.sweep.manifest import Board
@@ -332,7 +333,7 @@ class ModelRuns:
         }
         asked = json_digest([identity, options_of(request)])
         if (folder := self._done_before(asked, identity, request, checkpoint)) is not None:
-            return partial(_read, folder), asked
+            return partial(_read, folder, request.label), asked
         clock.begin("engine")
         lent = self._lent(checkpoint, planned, request.options, baseline)
         try:
@@ -411,8 +412,13 @@ class ModelRuns:
         return folder if same else None
 
 
-def _read(folder: Path) -> Result:
-    return Result(folder, load_run(folder)[0])
+def _read(folder: Path, label: str | None) -> Result:
+    record = load_run(folder)[0]
+    if label is not None and record.label != label:
+        relabeled(folder, record, label)
+        tidy(folder)
+        record = load_run(folder)[0]
+    return Result(folder, record)
 
 
 def _nothing() -> None:

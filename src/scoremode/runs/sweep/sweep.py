@@ -193,7 +193,9 @@ def _requests(
 ) -> list[Request]:
     if job is None:
         return of_base
-    return [replace(pair, model=board.models[job]) for pair in pairs]
+    model = board.models[job]
+    label = board.manifest.get("labels", {}).get(model)
+    return [replace(pair, model=model, label=label) for pair in pairs]
 
 
 def _put_in(pairs: list[Request], folders: list[Path], board: Board) -> None:
@@ -206,7 +208,7 @@ def _put_in(pairs: list[Request], folders: list[Path], board: Board) -> None:
 def _title(board: Board, job: int | None) -> str:
     if job is None:
         return "the base"
-    return f"{board.models[job]} ({job + 1} of {len(board.models)})"
+    return f"{board.labels[job]} ({job + 1} of {len(board.models)})"
 
 
 def _options_of_base(pair: Request, models: list[str]) -> Options:
@@ -248,6 +250,7 @@ def _capture(request: Request, options: Options) -> Request:
         noise_floor=None,
         gates=None,
         token_text=False,
+        label=None,
         keep="stored",
     )
 
