@@ -27,6 +27,7 @@ texts = ["wiki.txt", {dataset = "wikitext", num-samples = 10, seed = 3}, {preset
 [flags]
 device = "cpu"
 tokenizer = "org/tokenizer"
+kv-scales = "scales.safetensors"
 max-kld = 0.05
 full = true
 enforce-eager = false
@@ -43,7 +44,8 @@ limit = 5
     common = [
         "kld", "org/quant", f"{tmp_path}/*.gguf", "org/repo:*.gguf", f"{tmp_path}/q",
         f"--reference={tmp_path}/base", f"--output-path={tmp_path}/s", "--device=cpu",
-        "--tokenizer=org/tokenizer", "--max-kld=0.05", "--full", "--no-enforce-eager",
+        "--tokenizer=org/tokenizer", f"--kv-scales={tmp_path}/scales.safetensors", "--max-kld=0.05",
+        "--full", "--no-enforce-eager",
         "--keep-dense=lm_head", "--keep-dense=layers.0",
     ]  # fmt: skip
     texts = [

@@ -137,6 +137,7 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         "take each layer's k_scale and v_scale from this safetensors file, for formats with one "
         "scale per tensor or head (default: measure them on the text's first windows)",
         "FILE",
+        path="file",
         group=TORCH,
         moves_score=True,
         in_memory=False,
