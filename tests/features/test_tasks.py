@@ -8,6 +8,7 @@ from support.harness_runs import NEEDED, local_data
 from support.local_tasks import ALL
 from support.task_runs import rounded
 
+import scoremode
 from scoremode.cli import tasks as command
 from scoremode.cli.main import main
 from scoremode.results.folders.store import find_runs
@@ -57,4 +58,9 @@ def test_a_run_is_shown_checked_and_gone_on_with(demo, local_data, tmp_path, cap
     assert main(["show", str(folder), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == record["requests"]
     assert main([*asked, "-o", str(tmp_path / "runs"), "--resume"]) == 0
+    again = scoremode.tasks(
+        model, ALL, reference=demo / "model", include_path=local_data, confirm_run_unsafe_code=True,
+        device="cpu", dtype="float32", output=tmp_path / "runs", resume=True, quiet=True,
+    )  # fmt: skip
+    assert again.folder == folder and again.record.document["tasks"] == record["tasks"]
     assert len(list(find_runs(tmp_path / "runs"))) == 1
