@@ -195,7 +195,7 @@ def _html_part(part: Any) -> str:
 def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     first = f"<thead><tr>{''.join(head)}</tr></thead>" if head else ""
     lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table>{first}<tbody>{lines}</tbody></table>"
+    return f"<table style='margin-bottom: 1em'>{first}<tbody>{lines}</tbody></table>"
 
 
 def _html_cell(tag: str, text: str, *, left: bool = True) -> str:
