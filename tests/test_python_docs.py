@@ -64,7 +64,7 @@ def test_a_quant_and_its_base(names, monkeypatch):
 
 def test_many_quants_and_then_their_tokens_and_gates(names, monkeypatch, tmp_path):
     base, better, worse, (a, verdict, b) = ran("many", names, monkeypatch)
-    assert base == ("model", None, 16)
+    assert base == ("demo", None, 16)
     assert [better[0], worse[0]] == ["W8A16", "W4A16-g32"] == [a, b] and better[1] < worse[1] / 10
     assert verdict == "better"
     run = next(p for p in (names["folder"] / "runs").glob("*W4A16*") if is_against(p, "stored"))
