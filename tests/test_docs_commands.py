@@ -27,16 +27,19 @@ PAGES.remove("docs/log.md")
 # More than any window of the pages; the models' rotations are of any length.
 POSITIONS = 1 << 18
 TEXTS = {"-f", "--text", "--file", "--dataset", "--dataset-file", "--preset", "--conversations"}
-# Where none is given, it is the hub's WikiText-2: here another text, in short windows.
+# Where none is given, it is the hub's WikiText-2: here another text, and short windows.
 WIKI, SHORT = ["-f", "wiki.test.raw"], ["-c", "128", "--stride", "128"]
-MEASURES = {"ppl", "kld", "reference", "plan", "verify", "attribute"}
+WINDOWS = {"-c", "--context-length", "--protocol", "--conversations", "--preset"}
+# What has a text and windows of its own.
+KEPT = {"ref", "DIR", "reference"}
+MEASURES = {"ppl", "kld", "reference", "plan", "attribute"}
 # Why a command isn't run here → what in its words tells.
 NOT_HERE = {
     "several processes": r"^(srun|torchrun) |--devices ",
     "vLLM": r"--engines? \S*vllm",
     "a GPU": r"cuda",
     "lm-evaluation-harness": r"^scoremode tasks ",
-    "run by tests/cli/test_demo.py": r"^scoremode demo",
+    "run by tests/cli/test_demo.py and tests/features/test_verify.py": r"^scoremode (demo|verify) ",
     "the hub": r"--push |--dataset |--preset (?!.*--dataset-file)| (org|bartowski|HuggingFaceH4)/",
 }
 
@@ -84,9 +87,9 @@ def asked(command: str) -> list[str]:
     passes where there are to be shards; for a GGUF file its own base."""
     command = command.replace("--dataset-file wiki.test.raw", "-f wiki.test.raw")
     words = [w for word in shlex.split(command) if word != "…" for w in matches(word)]
-    given = {word.partition("=")[0] for word in words} - {*written(words)}
-    if words[0] in MEASURES and not given & (TEXTS | {"ref", "DIR"}):
-        words += WIKI + SHORT * (not given & {"-c", "--protocol"})
+    given = {word.partition("=")[0] for word in words[1:]} - {*written(words)}
+    if words[0] in MEASURES and not given & KEPT:
+        words += WIKI * (not given & TEXTS) + SHORT * (not given & WINDOWS)
     if "--shard" in given:
         words += ["--batch-size", "1", "--max-memory", "2MB"]
     if words[0] == "generate":
@@ -122,14 +125,19 @@ def place(demo, tmp_path_factory) -> Path:
 
         for model in ("W8A16", "W4A16"):
             run(f"kld {model} --reference BASE")
-        for name, model in {"RUN": "W8A16", "YOURS": "W8A16", "THEIRS": "W4A16"}.items():
-            (folder,) = Path("runs").glob(f"*{model}*")
-            shutil.copytree(folder, name)
         shutil.copytree("runs", "demo/runs")
+        (one,), (other,) = (list(Path("runs").glob(f"*{model}*")) for model in ("W8A16", "W4A16"))
+        for name in ("RUN", "YOURS", "runs/RUN", "runs/Q5"):
+            shutil.copytree(one, name)
+        for name in ("THEIRS", "runs/Q4"):
+            shutil.copytree(other, name)
         run("reference BASE -o ref")
         run("reference BASE -f text.txt --protocol llama.cpp -o DIR --export-llama-cpp base.kld")
         for i in range(1, 5):
             run(f"kld MODEL --reference ref -f wiki.test.raw --shard {i}/4 -o shards")
+        for i in range(1, 4):
+            run(f"kld MODEL --reference ref --shard {i}/3 -o shard-{i}")
+        shutil.copytree("DIR", "reference")
     return place
 
 
@@ -160,8 +168,9 @@ def _write_models(demo: Path, place: Path) -> None:
         metadata["llama.context_length"] = POSITIONS
 
     long = rewrite(whole, place / "long.gguf", longer)
-    for name in ("m-Q4_K_M.gguf", "model-Q4_K_M.gguf"):
-        in_blocks(long, place / name, "Q4_0")
+    for name in ("m-Q4_K_M", "model-Q4_K_M", "QUANT", "Q4", "Q5", "Q6", "Q8"):
+        kind = {"Q5": "Q5_0", "Q8": "Q8_0"}.get(name, "Q4_0")
+        in_blocks(long, place / f"{name}.gguf", kind)
 
 
 def _write_texts(demo: Path, heldout: str, place: Path) -> None:
@@ -182,6 +191,7 @@ def _write_texts(demo: Path, heldout: str, place: Path) -> None:
         rows(name, [{"text": part} for part in parts[:2]])
     for name in ("p.jsonl", "prompts.jsonl"):
         rows(name, [{"prompt": "The same value"}, {"prompt": "A list of names"}])
+    (place / "prompts.txt").write_text("The same value\n")
     write_rows(demo, place / "chats.jsonl", 6)
     c4 = "".join(json.dumps({"text": part[:20]}) + "\n" for part in parts) * 200
     with gzip.open(place / "c4-validation.00000-of-00008.json.gz", "wt") as file:
