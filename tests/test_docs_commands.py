@@ -198,12 +198,9 @@ def _write_texts(demo: Path, heldout: str, place: Path) -> None:
         file.write(c4)
     # The page's own, of what is here.
     (sweep,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs/sweep.md").read_text(), re.S | re.M)
-    for named, here in {
-        '"models/base"': '"BASE"', '"quants/*.gguf", "org/model-FP8"': '"QUANT"',
-        '"wiki.test.raw.txt", {dataset = "wikitext", num-samples = 500}': '"text.txt"',
-    }.items():  # fmt: skip
-        assert named in sweep
-        sweep = sweep.replace(named, here)
+    for key, here in {"base": '"BASE"', "models": '["QUANT"]', "texts": '["text.txt"]'}.items():
+        sweep, count = re.subn(rf"^{key} = .*", f"{key} = {here}", sweep, flags=re.M)
+        assert count == 1, key
     (place / "sweep.toml").write_text(sweep)
 
 
