@@ -52,7 +52,7 @@ def test_gpus_shorten_what_they_share(model):
 
 
 def test_the_table_is_what_the_tool_prints_and_no_prediction_is_far_off(model, points):
-    page = (DOCS / "devices.md").read_text(encoding="utf-8")
+    page = (DOCS / "log.md").read_text(encoding="utf-8")
     assert model.table(points) in page
     for what, predicted, measured, _ in model.rows_of(points):
         assert 0.89 < predicted / measured < 1.11, what

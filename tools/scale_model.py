@@ -1,6 +1,6 @@
 """The time that a run takes, by the formula of docs/devices.md, beside what was measured.
 
-    python tools/scale_model.py                       # the table of docs/devices.md, in Markdown
+    python tools/scale_model.py                       # the table of docs/log.md, in Markdown
     python tools/scale_model.py --tokens 300000 --speed 47501 --gpus 4
 
 `scale_model.json` beside has every measured point, with its place in the docs. The second form asks
