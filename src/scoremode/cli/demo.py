@@ -97,6 +97,9 @@ def _measured(session: Session, folder: Path) -> "Iterator[tuple[str, Result]]":
     """Yields each variant's name and its run against the dense model, as soon as it is there."""
     screen = session.screen
     screen.stage("import")
+    # OpenMP's threads wait for each other thousands of times here. Those that spin meanwhile gain a
+    # tenth on an idle machine, and take twenty times as long beside other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from scoremode.demo.variants import measure_variants
     from scoremode.text.corpus import from_file
     from scoremode.text.protocol import preset
