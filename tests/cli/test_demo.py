@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.programs import error_of, run
+from support.programs import run
 from support.run_folders import scores_of, write_run
 
 from scoremode.cli import demo as command
@@ -108,8 +108,8 @@ def test_a_folder_of_something_else_stays_as_it_is(name, capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo" / name).mkdir(parents=True)
     code, out, err = run(capsys, "demo")
-    assert (code, out) == (2, "")
-    assert error_of(err) == (
-        f"scoremode: error: demo: holds {name}, and is no demo's: name another folder with -o DIR"
+    assert (code, out) == (1, "")
+    assert err == (
+        f"scoremode: error: demo: holds {name}, and is no demo's: name another folder with -o DIR\n"
     )
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [name]

@@ -8,7 +8,7 @@ from support.record_fields import fields
 from scoremode.demo import variants
 from scoremode.demo.quantize import VARIANTS
 from scoremode.demo.variants import variants_data
-from scoremode.errors import RunFolderError, UsageError
+from scoremode.errors import RunFolderError
 from scoremode.report.terminal import table_text
 from scoremode.results.record.section import Metric
 from scoremode.text.corpus import from_string
@@ -22,7 +22,7 @@ def test_a_model_of_something_else_is_not_written_over(demo, tmp_path, monkeypat
     config.write_text("{}")
     corpus, protocol = from_string("a"), preset("disjoint")
     found = variants.measure_variants(demo / "model", corpus, protocol, tmp_path, command=())
-    with pytest.raises(UsageError, match="W8A16: is no model of this demo's"):
+    with pytest.raises(RunFolderError, match="W8A16: is no model of this demo's"):
         list(found)
     assert config.read_text() == "{}"
 

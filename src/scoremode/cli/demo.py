@@ -68,7 +68,7 @@ class Demo(Command):
 
 def _prepare(folder: Path, package: Path) -> None:
     """Makes the demo's folder with its text and the dense model, or finds it as an earlier call left
-    it. Raises UsageError for a folder of something else, RunFolderError where it can't be written."""
+    it. Raises RunFolderError for a folder of something else, and where it can't be written."""
     from scoremode.lib.files import atomic, is_partial
     from scoremode.results.folders.paths import check_folder
 
@@ -81,14 +81,14 @@ def _prepare(folder: Path, package: Path) -> None:
         there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         strange = [name for name in there if not is_partial(name, lambda own: own == TEXT)]
         if strange and TEXT not in there:
-            raise UsageError(f"{folder}: holds {strange[0]}, and is no demo's: {another}")
+            raise RunFolderError(f"{folder}: holds {strange[0]}, and is no demo's: {another}")
         for path, own in {folder / TEXT: package / TEXT, **models}.items():
             if not os.path.lexists(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic(path) as file:
                     shutil.copyfile(own, file)
             elif not filecmp.cmp(path, own, shallow=False):
-                raise UsageError(f"{path}: is not this demo's: {another}")
+                raise RunFolderError(f"{path}: is not this demo's: {another}")
     except OSError as error:
         raise RunFolderError(f"{error.filename or folder}: {error.strerror}") from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scoremode.demo.quantize import VARIANTS, config_text, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import RunFolderError, UsageError
+from scoremode.errors import RunFolderError
 from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.report.document import Table, interval, measured, number, words
 from scoremode.report.terminal import Terminal, table_parts
@@ -88,16 +88,16 @@ def measure_variants(
 
 
 def _is_there(folder: Path, config: str) -> bool:
-    """Tells whether an earlier call wrote the model of this config. Raises UsageError where another one
-    is there."""
+    """Tells whether an earlier call wrote the model of this config. Raises RunFolderError where
+    another one is there."""
     try:
         found = read_regular(folder / "config.json", MOST_JSON)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UsageError(f"{folder / 'config.json'}: {error.strerror}") from None
+        raise RunFolderError(f"{folder / 'config.json'}: {error.strerror}") from None
     if found != config.encode():
-        raise UsageError(
+        raise RunFolderError(
             f"{folder}: is no model of this demo's: remove it, or name another folder with -o DIR"
         )
     return True
