@@ -56,6 +56,13 @@ def commands(page: str) -> list[str]:
     return [line for block in blocks(page) for line in block.splitlines() if call.match(line)]
 
 
+def inline_commands(page: str) -> list[str]:
+    """Those in a sentence or a table that leave nothing out."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text("utf-8"), flags=re.S | re.M)
+    spans = (" ".join(span.split()) for span in re.findall(r"`(scoremode [a-z]+ [^`]+)`", text))
+    return [span for span in spans if "…" not in span]
+
+
 def words_of(line: str) -> list[str]:
     """A command's words behind the program's name."""
     words = shlex.split(line.removeprefix("$ "), comments=True)
@@ -73,7 +80,7 @@ RUN_HERE = sorted({shlex.join(words_of(c)) for p in PAGES for c in commands(p) i
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_program_takes_every_command(page):
-    for line in commands(page):
+    for line in commands(page) + inline_commands(page):
         parsed_command(words_of(line))
 
 
@@ -156,6 +163,9 @@ def _write_models(demo: Path, place: Path) -> None:
         for name in [variant.name, *names.get(variant.name, [])] if variant.name in names else []:
             quantize_folder(place / "BASE", place / name, variant)
             shutil.copy(place / "BASE/chat_template.jinja", place / name)
+    shutil.copytree(place / "BASE", place / "SmolLM2-135M-Instruct")
+    for name in ("Q1", "Q2"):
+        shutil.copytree(place / name, place / "quants" / name)
     shutil.copytree(place / "BASE", place / "demo/models/dense")
     shutil.copytree(place / "W4A16-g32", place / "demo/models/W4A16-g32")
     shutil.copy(place / "QUANT/config.json", place)
