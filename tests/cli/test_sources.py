@@ -183,8 +183,11 @@ def test_conversations_have_no_bos_but_their_templates(flags, line, demo, tmp_pa
 
 def test_keywords_and_a_sweeps_keys_are_refused_alike(demo, tmp_path, capsys):
     model, line = str(demo / "model"), "--split train: changes nothing with -f; it is for --dataset"
-    text = demo / "heldout.txt"
-    with pytest.raises(ScoremodeError, match=line):
+    text, keyword = (
+        demo / "heldout.txt",
+        "split='train': changes nothing with file; it is for dataset",
+    )
+    with pytest.raises(ScoremodeError, match=keyword):
         scoremode.measure(model, file=text, split="train", output=tmp_path / "runs", quiet=True)
     sweep = tmp_path / "sweep.toml"
     sweep.write_text(

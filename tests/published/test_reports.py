@@ -149,7 +149,7 @@ def test_a_static_scale_is_asked_for_where_inputs_are_quantized(build, form, how
     suffix = "input_global_scale" if form == "ct-nvfp4" else "input_scale"
     value = {"absent": "is missing", "zero": "is 0, not a", "nan": "is nan, not a"}[how]
     assert f"tensor model.layers.1.mlp.up_proj.{suffix} {value}" in str(caught.value)
-    assert str(caught.value).endswith("; --arithmetic weights measures without it")
+    assert str(caught.value).endswith("; arithmetic='weights' measures without it")
 
 
 def test_a_cache_in_float8(build):

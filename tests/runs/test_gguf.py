@@ -44,7 +44,7 @@ def test_a_file_and_the_folder_it_was_made_of_score_the_same(pair, tmp_path):
     assert file.record.document["metrics"]["ppl"]["value"] == pytest.approx(
         folder.record.document["metrics"]["ppl"]["value"], rel=1e-6
     )
-    assert file.folder.name.split("_")[1] == "llama.gguf"
+    assert file.folder.name.split("_")[1] == "llama"
     checkpoint = file.record.document["checkpoint"]
     assert checkpoint["source"] == checkpoint["path"] == str(pair[1])
     assert list(checkpoint["files"]) == ["llama.gguf"]
