@@ -159,7 +159,8 @@ def section(number: int, count: int, names: list[str], token: str) -> dict[str, 
     runs.sort(key=lambda one: one["kld"]["value"])
     return {
         "id": f"s{number}", "title": f"wiki.test.raw, protocol gptq ({number})",
-        "text": {"name": "wiki.test.raw"}, "text_words": "wiki.test.raw, 1,290,590 bytes",
+        "text": {"name": "wiki.test.raw"}, "text_name": "wiki.test.raw",
+        "text_words": "wiki.test.raw, 1,290,590 bytes",
         "protocol": {"name": "gptq", "sha256": "9a" * 32}, "protocol_words": "gptq: windows of 2,048",
         "plan": {"scored": 22_716, "windows": 12, "sha256": "7b" * 32}, "base": base(),
         "ranked_by": "kld", "blocks": 22, "block_length": 1024,

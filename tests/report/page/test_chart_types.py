@@ -12,11 +12,8 @@ from support.report_data import report_data
 
 from scoremode.errors import UsageError
 from scoremode.report.page.chart_types import (
-    _DOT,
-    PLACES,
     SYMLOG,
-    _box,
-    _overlap,
+    length_of,
     linear,
     logarithmic,
     packed,
@@ -102,29 +99,55 @@ def test_shares_are_those_of_the_scale():
     assert share(linear(), 7.0) == 0.5 and not math.isnan(share(logarithmic([2.0]), 2.0))
 
 
-def test_names_have_room_of_their_own():
+def box_of(place, point, name):
+    (x, y), length = point, length_of(name)
+    left = x + place["dx"] - {"left": 0, "center": length / 2, "right": length}[place["align"]]
+    return left, y + place["dy"] - 6.5, left + length, y + place["dy"] + 6.5
+
+
+def overlap(a, b) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def test_names_have_room_of_their_own_and_lie_on_no_line():
     random = np.random.default_rng(0)
     points = [(float(x), float(y)) for x, y in random.uniform(0, 1, (25, 2)) * [430, 265]]
     names = [f"Q{i}_K_M" for i in range(25)]
-    places = placed(points, names, 430, 265, [False] * 25)
+    lines = [(x - 1, y - 30, x + 1, y + 30) for x, y in points]
+    places = placed(points, names, 430, 265, lines)
+    assert sum(place is None for place in places) <= 1
     boxes = [
-        (_box(place, x, y, 6.2 * len(name)), i)
-        for i, (place, (x, y), name) in enumerate(zip(places, points, names, strict=True))
-        if place != "none"
+        (box_of(place, point, name), i)
+        for i, (place, point, name) in enumerate(zip(places, points, names, strict=True))
+        if place is not None
     ]
-    assert len(boxes) > 15
     for n, (one, i) in enumerate(boxes):
-        assert one[0] >= 0 and one[2] <= 430
-        assert not any(_overlap(one, other) for other, _ in boxes[n + 1 :])
+        assert one[0] >= 0 and one[2] <= 430 and one[1] >= 0 and one[3] <= 265
+        assert not any(overlap(one, other) for other, _ in boxes[n + 1 :])
         for j, (x, y) in enumerate(points):
-            assert i == j or not _overlap(one, (x - _DOT, y - _DOT, x + _DOT, y + _DOT))
+            assert i == j or not overlap(one, (x - 5, y - 5, x + 5, y + 5))
+    struck = [i for one, i in boxes if any(overlap(one, line) for line in lines)]
+    assert len(struck) <= 2
 
 
-def test_the_first_choice_is_kept_where_there_is_room():
-    assert placed([(100, 100)], ["a"], 430, 265, [False]) == [PLACES[0]]
-    assert placed([(100, 100)], ["a"], 430, 265, [True]) == ["left"]
-    assert placed([(425, 100)], ["name"], 430, 265, [False]) == ["left"]
-    assert placed([(5, 100)] * 2, ["x" * 90] * 2, 430, 265, [False] * 2) == ["none"] * 2
+def test_a_name_stands_beside_its_point_or_a_line_leads_to_it():
+    def where(points, names, lines=()):
+        return [
+            place and (place["dx"], place["dy"], place["align"], place["led"])
+            for place in placed(points, names, 430, 265, lines)
+        ]
+
+    assert where([(100, 100)], ["a"]) == [(8, 0, "left", False)]
+    assert where([(425, 100)], ["name"]) == [(-8, 0, "right", False)]
+    # The steps of a frontier.
+    steps = [(98, 98, 300, 102), (298, 98, 302, 265)]
+    assert where([(100, 100)], ["a"], steps) == [(-8, 0, "right", False)]
+    # Behind a wall of others.
+    wall = [(x, y) for x in (84, 100, 116) for y in (84, 100, 116) if (x, y) != (100, 100)]
+    assert where([(100, 100), *wall], ["inside"] + [""] * 8)[0][3]
+    assert where([(5, 100)] * 2, ["x" * 90] * 2) == [None] * 2
+    # Where all is lines, one of them is interrupted.
+    assert where([(100, 100)], ["a"], [(0, 0, 430, 265)]) == [(8, 0, "left", False)]
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):

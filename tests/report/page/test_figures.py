@@ -3,12 +3,15 @@
 import copy
 import struct
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 from support.report_data import report_data
 
 from scoremode.errors import RunFolderError
+from scoremode.report.page.chart_types import length_of, share
 from scoremode.report.page.figures import (
+    axis_of,
     figures,
     frontier_rows,
     identities,
@@ -96,7 +99,8 @@ def test_rows_of_a_frontier_are_its_points():
             assert abs(row["y"] - expected) <= 1e-6 * abs(expected) + 1e-12
             # 6 quants of a model of 135 million weights: an axis in GiB.
             assert row["x"] == (run[size] / 2**30 if size == "bytes" else run[size])
-            assert row["ahead"] == (row["id"] in frontier["line"]) and row["wide"] and row["narrow"]
+            assert row["ahead"] == (row["id"] in frontier["line"])
+            assert all(row[room] is not None for room in ("wide", "narrow", "file"))
 
 
 def test_a_kld_of_0_has_no_place_on_a_logarithm():
@@ -125,7 +129,48 @@ def test_long_names_keep_their_ends():
         assert len(one["short"]) <= 30 and one["name"].endswith(one["short"].split("…")[1])
 
 
+@pytest.mark.parametrize("count", [1, 5, 14])
+def test_in_a_plot_each_run_has_its_name_and_no_line_goes_through_one(count):
+    section = report_data(count)["sections"][0]
+    for frontier in section["frontiers"]:
+        rows = frontier_rows(section, frontier, identities(section))
+        assert all(row["file"] is not None for row in rows)
+        of = frontier["id"].split("/")[1]
+        low, most = min(row["x"] for row in rows), max(row["x"] for row in rows)
+        at = [
+            (16 + 488 * ((row["x"] - low) / (most - low) if most > low else 0.5),
+             10 + 290 * (1 - share(axis_of(rows, of), row["y"])))
+            for row in rows
+        ]  # fmt: skip
+        steps = sorted(p for p, row in zip(at, rows, strict=True) if row["ahead"])
+        lines = [(x, y, right, y) for (x, y), (right, _) in pairwise(steps)]
+        lines += [(right, y, right, below) for (_, y), (right, below) in pairwise(steps)]
+        for (x, y), row in zip(at, rows, strict=True):
+            place, length = row["file"], length_of(row["short"])
+            left = x + place["dx"]
+            left -= {"left": 0, "center": length / 2, "right": length}[place["align"]]
+            top = y + place["dy"] - 6
+            assert not any(
+                a < left + length and left < c and b < top + 12 and top < d for a, b, c, d in lines
+            ), row["short"]
+
+
 pytest.importorskip("vl_convert")
+
+
+def test_a_plot_says_of_what_it_is_wherever_it_is_shown(tmp_path):
+    report = copy.deepcopy(report_data(4))
+    section = report["sections"][0]
+    section["base"]["name"], section["text_name"] = "SmolLM2 <base>", "WikiText-2"
+    report["title"] = "Ours & theirs " * 9
+    write_plots(report, tmp_path)
+    for file in tmp_path.glob("*.svg"):
+        words = [*ElementTree.parse(file).getroot().itertext()]
+        assert "Quants of SmolLM2 <base> on WikiText-2" in words
+        assert f"protocol {section['protocol_words']}" in words
+        # Long, in two lines.
+        assert sum(line.startswith("Ours & theirs ") for line in words) == 2
+        assert any(figure.title in words for figure in made(section).values())
 
 
 def test_each_chart_is_there_twice_and_in_the_light_theme(tmp_path):

@@ -1,8 +1,8 @@
 """The kinds of charts as Vega-Lite specs, drawn by the page in the browser and into files as plots.
 
 A spec names its data set and has none; figures.py says what the rows of each are. Parameters: `picked`
-is the id of the run that a reader points at, or null; `room` is `wide` or `narrow`, for the places of
-names.
+is the id of the run that a reader points at, or null; `room` is `wide`, `narrow` or `file`, for the
+places of names.
 
 vl-convert-python, of the Vega project itself, carries the scripts of the page and the renderer of
 files: no node, and nothing is fetched.
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scoremode.errors import UsageError
 from scoremode.report.page.style import SHAPES, TINTS
 
@@ -24,25 +27,40 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _LIT = "picked == null || datum.id == picked"
 _OPACITY = {"condition": {"test": _LIT, "value": 1}, "value": 0.13}
 _RULE_OPACITY = {"condition": {"test": _LIT, "value": 0.75}, "value": 0.08}
-# Where a name stands, as Vega-Lite places text: its alignment, its baseline, and how far off.
-_ASIDE: dict[str, Spec] = {
-    "right": {"align": "left", "baseline": "middle", "dx": 8},
-    "left": {"align": "right", "baseline": "middle", "dx": -8},
-    "top": {"align": "center", "baseline": "bottom", "dy": -8},
-    "bottom": {"align": "center", "baseline": "top", "dy": 8},
-}
+# What a row says of where its name stands, in the room that there is.
+_PLACE = {key: {"expr": f"datum[room].{key}"} for key in ("dx", "dy", "align")}
 # Marks of a run's row in the chart of percentiles.
 PERCENTILES = ("median", "mean", "99 %", "99.9 %", "largest")
 _PERCENTILE_SHAPES = ("square", "circle", "triangle-right", "diamond", "cross")
+# Pixels between a chart's edges and its outermost points.
+X_PADDING, Y_PADDING = 16, 10
+SCATTER_HEIGHT = 310
 # Below it, in percent, a scale of both signs is linear.
 SYMLOG = 0.1
-# Tried in this order: what a reader finds first.
-PLACES = ("right", "left", "top", "bottom")
-_LEFT_FIRST = ("left", "top", "right", "bottom")
-_LETTER = 6.2
+# Pixels from a point to its name, and how that is aligned there, in the order in which they are tried:
+# beside the point, and then further off, with a line that leads there.
+Place = tuple[int, int, Literal["left", "right", "center"]]
+_BESIDE: tuple[Place, ...] = (
+    *((8, 0, "left"), (-8, 0, "right"), (7, -10, "left"), (-7, -10, "right")),
+    *((7, 10, "left"), (-7, 10, "right"), (0, -14, "center"), (0, 14, "center")),
+)
+_OFF: tuple[Place, ...] = tuple(
+    (
+        round(x),
+        round(radius * math.sin(turn)),
+        "center" if abs(x) < 9 else "left" if x > 0 else "right",
+    )
+    for radius in (24, 36, 50, 66, 84)
+    for turn in (i * math.pi / 8 for i in range(16))
+    for x in (radius * math.cos(turn),)
+)
+# The share of a line to a name that may lie on another line.
+_ALONG = 0.4
 _HEIGHT = 13.0
-_GAP = 8.0
 _DOT = 5.0
+# Of the height of Liberation Sans, about which other letters are.
+_NARROW, _SLIM, _BROAD = "ijl.,:;'|! ", "tfrI-()[]/", "mMW@%…"
+_LETTERS_HIGH = 11.0
 Box = tuple[float, float, float, float]
 EXTRA = "pip install 'scoremode[report]'"
 
@@ -56,13 +74,15 @@ def scatter(data: str, x_title: str, y_title: str, axis: "Scale", base: float | 
         "field": "x",
         "type": "quantitative",
         "title": x_title,
-        "scale": {"zero": False, "padding": 16},
+        # From the first size to the last: names are placed by that.
+        "scale": {"zero": False, "nice": False, "padding": X_PADDING},
         "axis": {"format": ",~r", "tickCount": 7},
     }
     y = quantity("y", y_title, axis)
     tooltip = [_told("name"), _told(x_title, "size"), _told(y_title, "said"), _told("", "standing")]
     whisker = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}}
     layers: list[Spec] = [
+        _leader(x, y),
         {
             "transform": [{"filter": "datum.ahead"}],
             "mark": {"type": "line", "interpolate": "step-after", "style": "frontier"},
@@ -80,14 +100,14 @@ def scatter(data: str, x_title: str, y_title: str, axis: "Scale", base: float | 
                 **{"opacity": _OPACITY, "tooltip": tooltip},
             },
         },
-        *(_names(x, y, place) for place in PLACES),
+        *_names(x, y),
     ]
     if axis.kind == "symlog":
         rule = {"type": "rule", "style": "zero"}
         layers.insert(0, {"mark": rule, "encoding": {"y": {"datum": 0, "type": "quantitative"}}})
     if base is not None:
         layers += _base(x, base)
-    return _chart(layers, data, height=310)
+    return _chart(layers, data, height=SCATTER_HEIGHT)
 
 
 def percentiles(axis: "Scale", runs: int) -> Spec:
@@ -99,7 +119,7 @@ def percentiles(axis: "Scale", runs: int) -> Spec:
         "type": "nominal",
         "sort": None,
         "title": None,
-        "axis": {"labelLimit": 150, "grid": True, "ticks": False, "domain": False},
+        "axis": {"labelLimit": 220, "grid": True, "ticks": False, "domain": False},
     }
     of = {"field": "of", "type": "nominal", "title": None}
     mark = {
@@ -163,11 +183,25 @@ def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
     return _chart(layers, data, height=290) | {"transform": [flat, drawable, told]}
 
 
-def _names(x: Spec, y: Spec, place: str) -> Spec:
-    return {
-        "transform": [{"filter": f"datum[room] == '{place}'"}],
-        "mark": {"type": "text", **_ASIDE[place]},
+def _names(x: Spec, y: Spec) -> list[Spec]:
+    """Names where their rows say; below each its outline in the paper's color, so that no line goes
+    through its letters."""
+    text = {
+        "transform": [{"filter": "datum[room]"}],
         "encoding": {"x": x, "y": y, "text": {"field": "short"}, "opacity": _OPACITY},
+    }
+    mark = {"type": "text", "baseline": "middle", **_PLACE}
+    return [text | {"mark": mark | {"style": "outline", "aria": False}}, text | {"mark": mark}]
+
+
+def _leader(x: Spec, y: Spec) -> Spec:
+    """Lines from points to those names that stand further off."""
+    ends = {f"{axis}2Offset": {"expr": f"datum[room].d{axis} * 0.92"} for axis in "xy"}
+    there = {"x": x, "y": y, "x2": {"field": "x"}, "y2": {"field": "y"}, "opacity": _RULE_OPACITY}
+    return {
+        "transform": [{"filter": "datum[room] && datum[room].led"}],
+        "mark": {"type": "rule", "style": "leader", **ends},
+        "encoding": there,
     }
 
 
@@ -203,7 +237,7 @@ def _chart(layers: list[Spec], data: str, *, height: int | None) -> Spec:
 
 def quantity(field: str, title: str, axis: "Scale") -> Spec:
     """An encoding of numbers on that axis."""
-    scale: Spec = {"type": axis.kind, "nice": False, "padding": 10}
+    scale: Spec = {"type": axis.kind, "nice": False, "padding": Y_PADDING}
     if axis.kind == "linear":
         scale["zero"] = False
     if axis.kind == "symlog":
@@ -297,42 +331,74 @@ def placed(
     names: Sequence[str],
     width: float,
     height: float,
-    left_first: Sequence[bool],
-) -> list[str]:
-    """For each point of a chart, in pixels: one of PLACES for its name, or `none` for want of room.
+    lines: Sequence[Box] = (),
+) -> list[Spec | None]:
+    """For each point of a chart, in pixels, where its name stands: `dx`, `dy`, `align`, and whether it
+    is `led` to by a line; None for want of room. The points before others have the first choice.
 
-    The points before others have the first choice. `left_first`: of which points the right side is
-    taken, as a frontier's steps do.
+    No name covers another one, a point or a line to a name, or lies on one of `lines` (a segment along
+    an axis each) as long as there is any other place for it.
     """
     dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in points]
+    places = np.array([place[:2] for place in _BESIDE + _OFF], np.float64)
+    is_led = np.arange(len(places)) >= len(_BESIDE)
+    # From behind the point's own mark, which another one may cover, to the name.
+    begin = np.minimum(2 * _DOT / np.hypot(*places.T), 0.92)
+    steps = np.linspace(begin, 0.92, 12, axis=1)[..., None]
     taken: list[Box] = []
-    result = []
+    led: list[Box] = []
+    result: list[Spec | None] = []
     for i, ((x, y), name) in enumerate(zip(points, names, strict=True)):
-        others = [*taken, *dots[:i], *dots[i + 1 :]]
-        for place in _LEFT_FIRST if left_first[i] else PLACES:
-            box = _box(place, x, y, _LETTER * len(name))
-            inside = box[0] >= 0 and box[2] <= width and box[1] >= -_HEIGHT and box[3] <= height
-            if inside and not any(_overlap(box, other) for other in others):
-                taken.append(box)
-                result.append(place)
-                break
-        else:
-            result.append("none")
+        boxes = np.array([_box(place, x, y, length_of(name)) for place in _BESIDE + _OFF])
+        inside = (boxes[:, 0] >= 0) & (boxes[:, 2] <= width)
+        inside &= (boxes[:, 1] >= 0) & (boxes[:, 3] <= height)
+        others = dots[:i] + dots[i + 1 :]
+        free = inside & ~_meet(boxes, [*taken, *dots, *led])
+        # The line to a name goes beside all that it could be taken for.
+        way = np.array([x, y]) + places[:, None] * steps
+        on_way = np.concatenate([way, way], axis=2).reshape(-1, 4)
+        met = _meet(on_way, [*taken, *others]).reshape(len(places), -1)
+        along = _meet(on_way, lines).reshape(len(places), -1).mean(axis=1) > _ALONG
+        free &= ~(is_led & met.any(axis=1))
+        if not free.any():
+            result.append(None)
+            continue
+        # A name's outline covers a line, so that on one is better than nowhere.
+        clear = free & ~_meet(boxes, lines) & ~(is_led & along)
+        at = int(np.argmax(clear if clear.any() else free))
+        dx, dy, align = (_BESIDE + _OFF)[at]
+        taken.append(tuple(boxes[at]))
+        if is_led[at]:
+            led += [(a - 1, b - 1, a + 1, b + 1) for a, b in way[at]]
+        result.append({"dx": dx, "dy": dy, "align": align, "led": bool(is_led[at])})
     return result
 
 
-def _box(place: str, x: float, y: float, length: float) -> Box:
-    middle = _HEIGHT / 2
-    if place == "right":
-        return x + _GAP, y - middle, x + _GAP + length, y + middle
-    if place == "left":
-        return x - _GAP - length, y - middle, x - _GAP, y + middle
-    top = y - _GAP - _HEIGHT if place == "top" else y + _GAP
-    return x - length / 2, top, x + length / 2, top + _HEIGHT
+def length_of(name: str) -> float:
+    """About how many pixels a name is long."""
+    kinds = ((_NARROW, 0.27), (_SLIM, 0.33), (_BROAD, 0.92))
+    parts = (
+        next((part for letters, part in kinds if letter in letters), None)
+        or (0.57 if letter.isascii() and not letter.isupper() else 0.72 if letter.isascii() else 1)
+        for letter in name
+    )
+    return _LETTERS_HIGH * sum(parts)
 
 
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+def _box(place: Place, x: float, y: float, length: float) -> Box:
+    dx, dy, align = place
+    left = x + dx - {"left": 0.0, "center": length / 2, "right": length}[align]
+    return left, y + dy - _HEIGHT / 2, left + length, y + dy + _HEIGHT / 2
+
+
+def _meet(boxes: NDArray[np.float64], others: Sequence[Box]) -> NDArray[np.bool_]:
+    """Tells which of `boxes` [n, 4] overlap any of `others`."""
+    if not others:
+        return np.zeros(len(boxes), np.bool_)
+    a, b = boxes[:, None], np.array(others)
+    apart = (a[..., 0] >= b[:, 2]) | (a[..., 2] <= b[:, 0])
+    apart |= (a[..., 1] >= b[:, 3]) | (a[..., 3] <= b[:, 1])
+    return np.asarray(~apart.all(axis=1))
 
 
 def plotting() -> ModuleType:

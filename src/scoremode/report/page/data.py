@@ -107,7 +107,7 @@ def report_data(
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "title": title or _title(made),
+        "title": title or title_of(made),
         "finished": max((time for time in times if time), default=None),
         "made_with": __version__,
         "sections": made,
@@ -220,7 +220,7 @@ def _section_title(record: Done, base: Base | None) -> str:
     return f"{words}, against {base['name']}" if base else words
 
 
-def _title(sections: Sequence[Section]) -> str:
+def title_of(sections: Sequence[Section]) -> str:
     """The report's title: it names the base and the text, where there is one for all."""
     bases = {section["base"]["name"] for section in sections if section["base"]}
     runs = [run for section in sections for run in section["runs"]]

@@ -8,8 +8,10 @@ report's data that the page holds, so that a page holds each number once.
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from scoremode.errors import RunFolderError
 from scoremode.lib.files import atomic
 from scoremode.report.page.chart_types import (
     PERCENTILES,
+    SCATTER_HEIGHT,
+    X_PADDING,
+    Y_PADDING,
+    Box,
     Scale,
     Spec,
     linear,
@@ -31,6 +37,7 @@ from scoremode.report.page.chart_types import (
     signed,
 )
 from scoremode.report.page.comparison import FRONTIERS
+from scoremode.report.page.data import title_of
 from scoremode.report.page.definition import Axis, Chart, Frontier, ReportData, Run, Section
 from scoremode.report.page.style import (
     SHAPES,
@@ -61,10 +68,12 @@ _TAIL = (
     "logarithmic; the further left and the steeper, the better.",
 )
 _WIDTH = 520
+# Characters of a line above a plot.
+_LINE = 100
 _SCALE = 2.0
 Row = dict[str, Any]
-# Pixels of the plane in a wide chart and a narrow one, for where names stand.
-_ROOMS = {"wide": (430.0, 265.0), "narrow": (250.0, 265.0)}
+# Widths of the plane in the page's charts, in pixels, and of plots, for where names stand.
+_ROOMS = {"wide": 430, "narrow": 250, "file": _WIDTH}
 _LONGEST = 30
 
 
@@ -118,12 +127,9 @@ def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Fig
             continue
         shown_ids = {row["id"] for row in rows}
         zero += [names[p["run"]] for p in known[name]["points"] if p["run"] not in shown_ids]
-        divisor, unit = unit_of(known[name])
-        base = known[name]["base"]
-        shown = None
-        if base is not None and base[0] / divisor <= 1.3 * max(row["x"] for row in rows):
-            shown = base[0] / divisor
-        elif base is not None and not far:
+        _, unit = unit_of(known[name])
+        base, shown = known[name]["base"], _shown_base(known[name], rows)
+        if base is not None and shown is None and not far:
             of = size_words(int(base[0])) if size == "bytes" else f"{bits_words(base[0])} {words}"
             far = f" The base itself ({of}) lies off to the right."
         x_title = f"{words} ({unit})" if unit else words
@@ -133,6 +139,13 @@ def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Fig
         if choices
         else None
     )
+
+
+def _shown_base(frontier: Frontier, rows: Sequence[Row]) -> float | None:
+    """The base's size on the axis of a frontier, None where it is too far off, or not known."""
+    divisor, _ = unit_of(frontier)
+    size = None if frontier["base"] is None else frontier["base"][0] / divisor
+    return size if size is not None and size <= 1.3 * max(row["x"] for row in rows) else None
 
 
 def _not_drawn(names: Iterable[str]) -> str:
@@ -201,6 +214,7 @@ def _plots(report: ReportData) -> list[tuple[str, str]]:
                 data = spec["data"]["name"]
                 rows = own[data] if data in own else line_rows(section, data, who)
                 whole = _whole(spec, rows, legend, named="text" in json.dumps(spec["layer"]))
+                whole["title"] = {"text": figure.title, "subtitle": _plot_words(report, section)}
                 words = [figure.name, choice] if len(figure.choices) > 1 else [figure.name]
                 if len(report["sections"]) > 1:
                     words.insert(0, section["id"])
@@ -209,9 +223,20 @@ def _plots(report: ReportData) -> list[tuple[str, str]]:
     return found
 
 
+def _plot_words(report: ReportData, section: Section) -> list[str]:
+    """Lines that say what a plot is of, wherever it is shown alone: base, text, protocol."""
+    own = title_of([section])
+    said = [] if report["title"] in (own, title_of(report["sections"])) else [report["title"]]
+    words = [*said, own, f"protocol {section['protocol_words']}"]
+    return [line for one in words for line in textwrap.wrap(one, _LINE)]
+
+
 def _whole(spec: Spec, rows: list[Any], legend: list[Any], *, named: bool) -> Spec:
     """A spec with its data, of a fixed width; with a legend where names don't stand in it."""
     whole = spec | {
+        "params": [
+            one | {"value": "file"} if one["name"] == "room" else one for one in spec["params"]
+        ],
         "width": _WIDTH,
         "autosize": {"type": "pad"},
         "datasets": {spec["data"]["name"]: rows},
@@ -329,7 +354,8 @@ def frontier_rows(section: Section, frontier: Frontier, who: dict[str, Row]) -> 
             }
         )
     shown = [row for row in rows if row["y"] is not None]
-    _place(shown, of)
+    if shown:
+        _place(shown, of, _shown_base(frontier, shown))
     return shown
 
 
@@ -347,30 +373,65 @@ def _as_drawn(of: str, value: float | None) -> float | None:
     return value if value > 0 else None
 
 
-def _place(rows: list[Row], of: str) -> None:
-    """Adds where each run's name stands, in a wide chart and in a narrow one."""
-    if not rows:
-        return
-    # On the frontier first: their names are looked for.
-    order = sorted(rows, key=lambda row: not row["ahead"])
-    xs, axis = [row["x"] for row in rows], axis_of(rows, of)
-    for room, (width, height) in _ROOMS.items():
-        points = [
-            (
-                14 + _share(row["x"], xs) * (width - 28),
-                10 + (1 - share(axis, row["y"])) * (height - 20),
-            )
-            for row in order
-        ]
-        ahead = [row["ahead"] for row in order]
-        names = [row["short"] for row in order]
-        for row, place in zip(order, placed(points, names, width, height, ahead), strict=True):
+def _place(rows: list[Row], of: str, base: float | None) -> None:
+    """Adds where each run's name stands in each room; `base`: the base's size where it is shown."""
+    axis, xs = axis_of(rows, of), [row["x"] for row in rows]
+    xs += [] if base is None else [base]
+    low, most = min(xs), max(xs)
+    # On the frontier first: their names are looked for. If there is no room for all, from the edge.
+    orders = [
+        sorted(rows, key=lambda row: not row["ahead"]),
+        sorted(rows, key=lambda row: -row["x"]),
+    ]
+    for room, width in _ROOMS.items():
+
+        def across(value: float, width: float = width) -> float:
+            part = (value - low) / (most - low) if most > low else 0.5
+            return X_PADDING + part * (width - 2 * X_PADDING)
+
+        further: list[Box] = []
+        if axis.kind == "symlog":
+            further.append(_segment((0, _up(axis, 0.0)), (width, _up(axis, 0.0))))
+        if base is not None:
+            # The line, and the word at its top.
+            at = across(base)
+            further += [_segment((at, 0), (at, SCATTER_HEIGHT)), (at - 32, 0, at, 15)]
+        best: list[tuple[Row, Spec | None]] = []
+        for order in orders:
+            points = [(across(row["x"]), _up(axis, row["y"])) for row in order]
+            names, lines = [row["short"] for row in order], _lines(order, points, axis)
+            found = placed(points, names, width, SCATTER_HEIGHT, lines + further)
+            missing = found.count(None)
+            if not best or missing < sum(place is None for _, place in best):
+                best = list(zip(order, found, strict=True))
+            if not missing:
+                break
+        for row, place in best:
             row[room] = place
 
 
-def _share(value: float, values: Sequence[float]) -> float:
-    low, high = min(values), max(values)
-    return (value - low) / (high - low) if high > low else 0.5
+def _up(axis: Scale, value: float) -> float:
+    """The pixel of a value, from the top of a scatter."""
+    return Y_PADDING + (1 - share(axis, value)) * (SCATTER_HEIGHT - 2 * Y_PADDING)
+
+
+def _lines(rows: Sequence[Row], points: Sequence[tuple[float, float]], axis: Scale) -> list[Box]:
+    """The intervals of `rows` and the steps of the frontier, as boxes."""
+    lines = [
+        _segment((x, _up(axis, row["low"])), (x, _up(axis, row["high"])))
+        for row, (x, _) in zip(rows, points, strict=True)
+        if row["low"] is not None and row["high"] is not None
+    ]
+    ahead = sorted(point for row, point in zip(rows, points, strict=True) if row["ahead"])
+    for (x, y), (right, below) in pairwise(ahead):
+        lines += [_segment((x, y), (right, y)), _segment((right, y), (right, below))]
+    return lines
+
+
+def _segment(a: tuple[float, float], b: tuple[float, float]) -> Box:
+    left, right = sorted((a[0], b[0]))
+    top, bottom = sorted((a[1], b[1]))
+    return left - 2, top - 2, right + 2, bottom + 2
 
 
 def _percentiles(section: Section, who: dict[str, Row]) -> list[Row]:

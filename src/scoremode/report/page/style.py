@@ -100,9 +100,15 @@ def _config(colour: dict[str, str]) -> dict[str, Any]:
             "base": {"color": colour["soft"], "strokeWidth": 1, "strokeDash": [1, 3]},
             "zero": {"color": colour["soft"], "strokeWidth": 1},
             "aside": {"color": colour["soft"], "fontStyle": "italic"},
+            "leader": {"color": colour["rest"], "strokeWidth": 0.8},
+            "outline": {"stroke": colour["paper"], "strokeWidth": 6, "strokeJoin": "round"},
         },
         "text": {"color": colour["ink"], "fontSize": 11},
-        "title": {"color": colour["ink"], "fontSize": 13, "anchor": "start", "fontWeight": 600},
+        "title": {
+            **{"color": colour["ink"], "fontSize": 13, "anchor": "start", "fontWeight": 600},
+            **{"frame": "bounds", "offset": 14, "subtitlePadding": 5},
+            **{"subtitleColor": colour["soft"], "subtitleFontSize": 11},
+        },
         "view": {"stroke": None},
     }
 
