@@ -16,6 +16,8 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+# The picture's files are the repository's, too, and an index shows no SVG.
+_PICTURE = re.compile(r"<picture>.*?</picture>\n\n", re.DOTALL)
 _LINK = re.compile(r"\[(?P<words>[^]\n]+)\]\((?!https?:|#)(?P<path>[^)\s]+)\)")
 # Addresses: their name in the metadata, and where they lie in a repository.
 _URLS = {
@@ -46,14 +48,14 @@ class MetadataHook(MetadataHookInterface):
 
 
 def description(readme: str, repository: str, version: str) -> str:
-    """The README with links to the files of `repository` at the tag of `version`; "" turns them into
-    their words."""
+    """The README without its picture, with links to the files of `repository` at the tag of `version`;
+    "" turns them into their words."""
 
     def link(found: re.Match[str]) -> str:
         words, path = found["words"], found["path"]
         return f"[{words}]({repository}/blob/v{version}/{path})" if repository else words
 
-    return _LINK.sub(link, readme)
+    return _LINK.sub(link, _PICTURE.sub("", readme))
 
 
 def addresses(repository: str, version: str) -> dict[str, str]:

@@ -173,13 +173,16 @@ def test_a_plot_says_of_what_it_is_wherever_it_is_shown(tmp_path):
         assert any(figure.title in words for figure in made(section).values())
 
 
-def test_each_chart_is_there_twice_and_in_the_light_theme(tmp_path):
+def test_each_chart_is_there_as_svg_and_png_and_as_svg_for_dark_pages(tmp_path):
     files = write_plots(report_data(9), tmp_path / "new" / "plots")
-    assert sorted(files) == sorted((tmp_path / "new" / "plots").iterdir()) and len(files) == 26
+    assert sorted(files) == sorted((tmp_path / "new" / "plots").iterdir()) and len(files) == 39
     for file in files:
         if file.suffix == ".svg":
             root = ElementTree.parse(file).getroot()
-            header = file.with_suffix(".png").read_bytes()[:24]
+            light = file.with_name(file.name.replace("-dark", ""))
+            header = light.with_suffix(".png").read_bytes()[:24]
+            paper = "#14171a" if "-dark" in file.name else "#ffffff"
+            assert f'fill="{paper}"' in file.read_text()
             width, height = struct.unpack(">II", header[16:])
             assert abs(width - 2 * float(root.get("width"))) <= 2
             assert abs(height - 2 * float(root.get("height"))) <= 2

@@ -181,7 +181,8 @@ def _titled(axis: Axis) -> str:
 
 
 def write_plots(report: ReportData, folder: Path) -> list[Path]:
-    """Writes each chart of each section into `folder`, made where it is missing; returns the files.
+    """Writes each chart of each section into `folder`, made where it is missing, as SVG, as PNG, and as
+    SVG for dark pages (`NAME-dark.svg`); returns the files.
 
     A file is there whole or not at all. Raises UsageError where the extra is missing, RunFolderError
     for a folder that can't be written.
@@ -192,17 +193,21 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from None
     written = []
-    for name, spec in _plots(visible(report)):
-        svg, png = folder / f"{name}.svg", folder / f"{name}.png"
-        with atomic(svg) as tmp:
-            tmp.write_text(renderer.vegalite_to_svg(spec), encoding="utf-8")
-        with atomic(png) as tmp:
-            tmp.write_bytes(renderer.vegalite_to_png(spec, scale=_SCALE))
-        written += [svg, png]
+    for dark in (False, True):
+        for name, spec in _plots(visible(report), dark=dark):
+            svg, png = folder / f"{name}{'-dark' if dark else ''}.svg", folder / f"{name}.png"
+            with atomic(svg) as tmp:
+                tmp.write_text(renderer.vegalite_to_svg(spec), encoding="utf-8")
+            written.append(svg)
+            if dark:
+                continue
+            with atomic(png) as tmp:
+                tmp.write_bytes(renderer.vegalite_to_png(spec, scale=_SCALE))
+            written.append(png)
     return written
 
 
-def _plots(report: ReportData) -> list[tuple[str, str]]:
+def _plots(report: ReportData, *, dark: bool) -> list[tuple[str, str]]:
     """A file's name without its end → the spec with its data, as JSON."""
     found = []
     for section in report["sections"]:
@@ -213,7 +218,8 @@ def _plots(report: ReportData) -> list[tuple[str, str]]:
             for choice, spec in figure.choices.items():
                 data = spec["data"]["name"]
                 rows = own[data] if data in own else line_rows(section, data, who)
-                whole = _whole(spec, rows, legend, named="text" in json.dumps(spec["layer"]))
+                named = "text" in json.dumps(spec["layer"])
+                whole = _whole(spec, rows, legend, plot_config(dark=dark), named=named)
                 whole["title"] = {"text": figure.title, "subtitle": _plot_words(report, section)}
                 words = [figure.name, choice] if len(figure.choices) > 1 else [figure.name]
                 if len(report["sections"]) > 1:
@@ -231,7 +237,7 @@ def _plot_words(report: ReportData, section: Section) -> list[str]:
     return [line for one in words for line in textwrap.wrap(one, _LINE)]
 
 
-def _whole(spec: Spec, rows: list[Any], legend: list[Any], *, named: bool) -> Spec:
+def _whole(spec: Spec, rows: list[Any], legend: list[Any], config: Row, *, named: bool) -> Spec:
     """A spec with its data, of a fixed width; with a legend where names don't stand in it."""
     whole = spec | {
         "params": [
@@ -240,7 +246,7 @@ def _whole(spec: Spec, rows: list[Any], legend: list[Any], *, named: bool) -> Sp
         "width": _WIDTH,
         "autosize": {"type": "pad"},
         "datasets": {spec["data"]["name"]: rows},
-        "config": plot_config(),
+        "config": config,
     }
     if named or spec["data"]["name"] == "percentiles":
         return whole
@@ -251,7 +257,7 @@ def _whole(spec: Spec, rows: list[Any], legend: list[Any], *, named: bool) -> Sp
     if len(tinted) < len(legend):
         values.append(len(TINTS) - 1)
     shapes = [SHAPES[tint] for tint in values]
-    colours = [plot_config()["range"]["category"][tint] for tint in values]
+    colours = [config["range"]["category"][tint] for tint in values]
     told = {"values": values, "labelExpr": words, "title": None}
     layers = json.loads(json.dumps(whole["layer"]))
     for layer in layers:

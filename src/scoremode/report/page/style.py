@@ -66,10 +66,10 @@ def page_config() -> dict[str, Any]:
     return config
 
 
-def plot_config() -> dict[str, Any]:
-    """Vega-Lite's config of plots in files: the light theme, in a font that is always there."""
-    config = _config({name: light for name, (light, _) in COLOURS.items()})
-    return config | {"background": "#ffffff", "font": _LETTERS, "padding": 8}
+def plot_config(*, dark: bool = False) -> dict[str, Any]:
+    """Vega-Lite's config of plots in files: one theme, in a font that is always there."""
+    colours = {name: own[dark] for name, own in COLOURS.items()}
+    return _config(colours) | {"background": colours["paper"], "font": _LETTERS, "padding": 8}
 
 
 def _config(colour: dict[str, str]) -> dict[str, Any]:
