@@ -37,12 +37,12 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
         (["ppl", "m", "--protocl", "exl3"], "ppl --help"),
         (["ppl"], "ppl --help"),
         (["kld", "m"], "kld --help"),
+        (["kld", "m", "--refrence", "b"], "kld --help"),
         (["kld", "m", "--reference", "b", "--stride", "x"], "kld --help all"),
         (["ppl", "m", "--text", "a", "-tp", "2"], "ppl --help all"),
         (["show", "r", "--gate-on", "x"], "show --help"),
         (["kld", "--help", "nonsense"], "kld --help"),
         (["frobnicate"], "--help"),
-        (["--help", "nonsense"], "--help"),
     ],
 )
 def test_a_usage_error_points_to_the_help_that_has_its_flag(arguments, help_of, capsys):
@@ -89,6 +89,11 @@ def test_without_a_command_the_help_is_printed_by_groups(capsys):
         (["frobnicate"], 2, "there is no command 'frobnicate'"),
         (["--verson"], 2, "there is no flag '--verson'; did you mean --version?"),
         (["ppl", "m", "--limt", "2"], 2, "arguments: --limt 2; did you mean --limit?"),
+        (
+            ["kld", "{model}", "--refrence", "b"],
+            2,
+            "arguments: --refrence; did you mean --reference?",
+        ),
         (["ppl", "m", "--qqqqq=2"], 2, "arguments: --qqqqq=2"),
         (["ppl", "/nonesuch/model", "--text", "a b"], 1, "/nonesuch/model"),
         (["ppl", "{file}", "--text", "a b"], 1, "is a file"),

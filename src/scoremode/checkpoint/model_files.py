@@ -194,15 +194,18 @@ def _snapshot(
         raise CheckpointError(_unavailable(model, wanted, unreachable or error)) from None
 
 
+def _kind(model: str) -> str:
+    return "file" if model.lower().endswith(".gguf") else "folder"
+
+
 def _missing(model: str) -> CheckpointError:
-    kind = "file" if model.lower().endswith(".gguf") else "folder"
-    return CheckpointError(f"{model}: no such {kind}")
+    return CheckpointError(f"{model}: no such {_kind(model)}")
 
 
 def _unavailable(model: str, wanted: str | None, error: OSError) -> str:
     repo = model.removesuffix(f":{wanted}") if wanted else model
     reason = f"not to be had from the hub ({words_of(error, named=False)})"
-    return f"{repo}: {reason}" if wanted else f"{repo}: no such folder, and {reason}"
+    return f"{repo}: {reason}" if wanted else f"{repo}: no such {_kind(repo)}, and {reason}"
 
 
 def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:

@@ -138,7 +138,10 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
         description="Exact perplexity and KL divergence of quantized language models, on the\n"
         "quantized weights.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
+    # Its flags are few, so its help has no `all`.
+    parser.add_argument("-h", "--help", action="help", help="show this help and exit")
     parser.add_argument(
         "--version",
         action=VersionAction,

@@ -341,16 +341,31 @@ class Parser(argparse.ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """Parses as argparse does; leftover words are models, of a command that takes several."""
-        parsed, rest = super().parse_known_args(args, namespace)
+        try:
+            parsed, rest = super().parse_known_args(args, namespace)
+        except UsageError:
+            # A flag spelled wrong may be the one that is missed.
+            self._check_spelling(args or ())
+            raise
         several = self.get_default("further_models") is not None
         if several and not any(word.startswith("-") for word in rest):
             parsed.further_models, rest = tuple(rest), []
         # Here, since the program's own parser knows no command's flags.
         if rest and self._subparsers is None:
-            flag = next((word for word in rest if word.startswith("--")), "").partition("=")[0]
-            guess = did_you_mean(flag, self._option_string_actions)
-            self.error(f"unrecognized arguments: {' '.join(rest)}{guess}")
+            self._check_spelling(rest, " ".join(rest))
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         return parsed, rest
+
+    def _check_spelling(self, words: Sequence[str], shown: str | None = None) -> None:
+        """Raises UsageError, naming `shown` or else the flag, for the first flag among `words` that
+        is none, and no beginning of one."""
+        known = self._option_string_actions
+        for word in words if self._subparsers is None else ():
+            flag = word.partition("=")[0]
+            if flag == "--":
+                return
+            if flag.startswith("--") and not any(name.startswith(flag) for name in known):
+                self.error(f"unrecognized arguments: {shown or word}{did_you_mean(flag, known)}")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
