@@ -49,8 +49,8 @@ def compare_document(value: Mapping[str, Any]) -> Document:
     return Document(tuple(parts), ranking, _best(value))
 
 
-# Pairs of runs that a line names.
-_PAIRS = 3
+# Pairs of runs that a line names, and what they are ranked by.
+_PAIRS, _NAMES = 3, {"kld": "KLD", "ppl": "PPL"}
 
 
 def _best(value: Mapping[str, Any]) -> Verdict:
@@ -64,9 +64,9 @@ def _best(value: Mapping[str, Any]) -> Verdict:
     alike = [f"{t['a']} and {t['b']}" for t, said in verdicts if said == "not distinguishable"]
     if alike:
         more = f", and {len(alike) - _PAIRS} more" if len(alike) > _PAIRS else ""
-        text += f"; not distinguishable on this text: {', '.join(alike[:_PAIRS])}{more}"
+        text += f"; by {_NAMES[by]}, not distinguishable on this text: {', '.join(alike[:_PAIRS])}{more}"
     elif any(said in ("better", "worse") for _, said in verdicts):
-        text += "; each is distinguishable from the next"
+        text += f"; by {_NAMES[by]}, each is distinguishable from the next"
     return Verdict(text)
 
 
@@ -182,7 +182,9 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     found = [test["ppl_ratio"] for test in value["tests"]] + [run["ppl"] for run in value["runs"]]
     rows += without_interval(decode(metric, Metric) for metric in found)
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):
-        rows.append(("not distinguishable", "on this text: no difference lies within the interval"))
+        rows.append(
+            ("not distinguishable", "on this text: the interval of the difference contains 0")
+        )
     return tuple(rows)
 
 

@@ -175,7 +175,7 @@ METRICS: tuple[MetricSpec, ...] = (
         heading="PPL",
         form=".4f",
         base=False,
-        importance=6,
+        importance=5,
         hub=("perplexity", "Perplexity"),
         places=(
             Shown("runs"),
