@@ -1,5 +1,6 @@
 """Findings of `scoremode compare`, as a document: the ranking, then each run against the next."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,8 @@ def _best(value: Mapping[str, Any]) -> Verdict:
     alike = [f"{t['a']} and {t['b']}" for t, said in verdicts if said == "not distinguishable"]
     if alike:
         more = f", and {len(alike) - _PAIRS} more" if len(alike) > _PAIRS else ""
-        text += f"; by {_NAMES[by]}, not distinguishable on this text: {', '.join(alike[:_PAIRS])}{more}"
+        pairs = f"{', '.join(alike[:_PAIRS])}{more}"
+        text += f"; by {_NAMES[by]}, not distinguishable on this text: {pairs}"
     elif any(said in ("better", "worse") for _, said in verdicts):
         text += f"; by {_NAMES[by]}, each is distinguishable from the next"
     return Verdict(text)
@@ -172,7 +174,7 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             "they differ in" if i == 0 else "",
             f"{found['field']}: "
             + "; ".join(
-                f"{printable(what)} ({', '.join(map(printable, labels))})"
+                f"{_short(printable(what))} ({', '.join(map(printable, labels))})"
                 for what, labels in found["values"].items()
             ),
         )
@@ -186,6 +188,11 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             ("not distinguishable", "on this text: the interval of the difference contains 0")
         )
     return tuple(rows)
+
+
+def _short(what: str) -> str:
+    """A sha256's first digits, which tell it from others; anything else as it is."""
+    return what[:12] if re.fullmatch("[0-9a-f]{64}", what) else what
 
 
 def _verdict(said: str) -> str:
