@@ -247,6 +247,7 @@ def _call(name: str, signature: inspect.Signature) -> str:
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"numpy\.ndarray\[.*?numpy\.dtype\[numpy\.(\w+)\]\]", r"NDArray[\1]", text)
+    text = text.replace("NDArray[numpy.", "NDArray[")
     # Python 3.14 writes it so itself.
     text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)

@@ -22,7 +22,8 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_scores
 
 Run = subprocess.Popen[str]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+# On a free port: on the usual one, two of these tests at a time took each other's.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
