@@ -154,9 +154,12 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
 
 
 def difference_lines(
-    found: Mapping[str, Any], tokenizer: Tokenizer, protocol: Protocol
+    found: Mapping[str, Any], tokenizer: Tokenizer, protocol: Protocol, read: int
 ) -> list[str]:
-    """A line for each way in which AutoTokenizer would have had other tokens scored; none if none."""
+    """A line for each way in which AutoTokenizer would have had other tokens scored; none if none.
+
+    - `read`: how many tokens of the text the windows reach.
+    """
     name = f"transformers {found['version']}'s AutoTokenizer"
     if "refused" in found:
         return [
@@ -164,7 +167,8 @@ def difference_lines(
         ]
     name += f" ({found['class']})"
     lines = []
-    if (first := found["first_difference"]) is not None:
+    first = found["first_difference"]
+    if first is not None and first < read:
         theirs, ours = found["tokens"]
         lines.append(
             f"{name} reads this text as {theirs:,} tokens, tokenizer.json, which is scored, as "

@@ -62,7 +62,8 @@ def auto_tokenizer_task(context: RunContext) -> Task[dict[str, Any] | None]:
         if alone:
             return None
         found = compare_tokens(tokenizer, text)
-        for line in difference_lines(found, tokenizer, protocol):
+        read = int(context.plan.stop.max())
+        for line in difference_lines(found, tokenizer, protocol, read):
             context.notify(line)
         return found
 
