@@ -210,7 +210,8 @@ class RunPasses:
         for number, windows in enumerate(passes[first:], first):
             try:
                 scores = next(scored, None)
-            except OutOfMemory:
+            except Exception:
+                # Passes that wait for the hashes are done. Ctrl-C waits for none.
                 self._write(hashes)
                 raise
             if scores is None:
