@@ -33,6 +33,8 @@ class Runner:
             key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: given[found[1]], value)
             for key, value in step["env"].items()
         }
+        if "KEY" in own:
+            own["KEY"] = self.step("base", **inputs)[1]["key"]
         outputs = self.temp.parent / f"{name}.outputs"
         outputs.write_text("")
         done = subprocess.run(
@@ -61,7 +63,9 @@ def runner(tmp_path, text) -> Runner:
 
 def test_a_missed_gate_fails_the_job_and_leaves_summary_and_report(runner, base, quant):
     inputs = {"quants": f"{quant}\n\n{base}\n", "reference": str(base), "text": "eval.txt"}
-    code, outputs, said = runner.step("compare", **inputs, gates="--max-kld 1e-9")
+    code, outputs, said = runner.step(
+        "compare", **inputs, gates="\n--min-top1 1%\n--max-kld 1e-9\n"
+    )
     assert code == 4, said
     assert outputs == {"exit-code": "4", "report": "scoremode-runs/report.html"}
     assert (runner.work / outputs["report"]).stat().st_size > 100_000
@@ -97,7 +101,20 @@ def test_a_base_is_cached_under_all_that_makes_its_predictions(runner, tmp_path)
     keys.append(key())
     file.write_text("b")
     keys.append(key())
-    assert len(set(keys)) == 6 and keys[-1] == key()
+    # A snapshot of the hub's is a folder of links.
+    (tmp_path / "weights").write_bytes(b"3")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "weights")
+    keys.append(key())
+    (tmp_path / "weights").write_bytes(b"4")
+    keys.append(key())
+    assert len(set(keys)) == 8 and keys[-1] == key()
+
+
+def test_a_job_without_a_gate_is_refused(runner, base):
+    inputs = {"quants": str(base), "reference": str(base), "text": "eval.txt"}
+    code, outputs, said = runner.step("compare", **inputs, gates=" \n")
+    assert (code, outputs) == (2, {}) and "no gate is given" in said
 
 
 def test_inputs_reach_scripts_as_variables_and_every_action_is_pinned():
