@@ -46,6 +46,12 @@ class Column:
     ends: tuple[str, ...] = ("",)
     importance: int = 5
 
+    def said(self, value: Any, nothing: str) -> str:
+        """A cell's text, not yet escaped; `nothing`: of a value that isn't there."""
+        if isinstance(value, Said):
+            return value.word
+        return nothing if value is None else self.show(value)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -112,6 +118,12 @@ class Document:
     parts: tuple[Facts | Table | Prose | Preformatted, ...]
     data: Table
     verdict: Verdict | None = None
+
+    @property
+    def below(self) -> tuple[Facts | Table | Prose | Preformatted, ...]:
+        """The parts that stand below the verdict."""
+        own = self.verdict and Prose(self.verdict.text)
+        return tuple(part for part in self.parts if part != own)
 
 
 def words(head: str | None, key: str | None, importance: int = 5) -> Column:

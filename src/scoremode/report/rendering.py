@@ -21,7 +21,6 @@ from scoremode.report.document import (
     Document,
     Facts,
     Preformatted,
-    Prose,
     Said,
     Table,
     escaped,
@@ -39,23 +38,37 @@ _ALWAYS = re.compile(
     r"|!(?=\[)"
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
+# A cell without a value.
+_NOTHING = "—"
 
 
 def table_csv(table: Table) -> str:
     """The columns' names with their units, then a line a row; a missing value is empty."""
-    shown = [(i, column) for i, column in enumerate(table.columns) if column.key is not None]
+    names, rows = _data(table)
     file = io.StringIO()
     lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(f"{column.key}{end}" for _, column in shown for end in column.ends)
-    for row in table.rows:
-        lines.writerow(part for i, column in shown for part in _parts(column, row[i]))
+    lines.writerow(names)
+    lines.writerows([_plain(value) for value in row] for row in rows)
     return file.getvalue()
 
 
-def _parts(column: Column, value: Any) -> list[Any]:
-    if value is None or isinstance(value, Said):
-        return [""] * len(column.ends)
-    return [_plain(part) for part in column.parts(value)]
+def table_rows(table: Table) -> list[dict[str, Any]]:
+    """The rows of `table_csv` as Python has them: a column's name → a value, None for a missing one."""
+    names, rows = _data(table)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _data(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """The names of the columns that data have, and each row's values, None for a missing one."""
+    shown = [(i, column) for i, column in enumerate(table.columns) if column.key is not None]
+    names = [f"{column.key}{end}" for _, column in shown for end in column.ends]
+    rows = [[part for i, column in shown for part in _parts(column, row[i])] for row in table.rows]
+    return names, rows
+
+
+def _parts(column: Column, value: Any) -> Sequence[Any]:
+    is_there = value is not None and not isinstance(value, Said)
+    return column.parts(value) if is_there else [None] * len(column.ends)
 
 
 def _plain(value: Any) -> Any:
@@ -139,39 +152,15 @@ def _list(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _cell(column: Column, value: Any) -> str:
-    return literal(_words(column, value))
-
-
-def _words(column: Column, value: Any) -> str:
-    if isinstance(value, Said):
-        return value.word
-    return "—" if value is None else column.show(value)
-
-
-def table_rows(table: Table) -> list[dict[str, Any]]:
-    """The rows of `table_csv` as Python has them: a column's name → a value, None for a missing one."""
-    shown = [(i, column) for i, column in enumerate(table.columns) if column.key is not None]
-    rows = []
-    for row in table.rows:
-        cells: dict[str, Any] = {}
-        for i, column in shown:
-            names = [f"{column.key}{end}" for end in column.ends]
-            is_there = row[i] is not None and not isinstance(row[i], Said)
-            values = column.parts(row[i]) if is_there else [None] * len(names)
-            cells |= zip(names, values, strict=True)
-        rows.append(cells)
-    return rows
+    return literal(column.said(value, _NOTHING))
 
 
 def document_html(document: Document) -> str:
     """Returns the verdict and the parts as HTML, as a notebook shows them."""
-    verdict = document.verdict
-    parts = [part for part in document.parts if _rows(part)]
-    if verdict is None:
-        return "\n".join(map(_html_part, parts))
-    first = f"<p><b>{html.escape(escaped(verdict.text))}</b></p>"
-    shown = [part for part in parts if part != Prose(verdict.text)]
-    return "\n".join((first, *map(_html_part, shown)))
+    parts = [_html_part(part) for part in document.below if _rows(part)]
+    if document.verdict is not None:
+        parts.insert(0, f"<p><b>{html.escape(escaped(document.verdict.text))}</b></p>")
+    return "\n".join(parts)
 
 
 def _html_part(part: Any) -> str:
@@ -182,7 +171,10 @@ def _html_part(part: Any) -> str:
         shown = [i for i, column in enumerate(part.columns) if column.head is not None]
         head = [_html_cell("th", part.columns[i].head or "", left=i == shown[0]) for i in shown]
         rows = [
-            [_html_cell("td", _words(part.columns[i], row[i]), left=i == shown[0]) for i in shown]
+            [
+                _html_cell("td", part.columns[i].said(row[i], _NOTHING), left=i == shown[0])
+                for i in shown
+            ]
             for row in part.rows
         ]
         return _html_table(head, rows)

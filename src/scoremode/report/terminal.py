@@ -21,8 +21,6 @@ from scoremode.report.document import (
     Document,
     Facts,
     Preformatted,
-    Prose,
-    Said,
     Table,
     escaped,
 )
@@ -62,15 +60,12 @@ def terminal_of(stream: TextIO) -> Terminal:
 
 def document_text(document: Document, terminal: Terminal = FILE) -> str:
     """Returns the verdict and the parts, an empty line between two."""
-    parts, verdict = document.parts, document.verdict
-    if verdict is None:
-        return "\n\n".join(_part(part, terminal) for part in parts)
-    color = {True: (_GREEN,), False: (_RED,), None: ()}[verdict.holds]
-    lines = _wrapped(escaped(verdict.text), terminal.width, indent=2)
-    shown = [part for part in parts if part != Prose(verdict.text)]
-    return "\n\n".join(
-        (terminal.paint(lines, _BOLD, *color), *(_part(part, terminal) for part in shown))
-    )
+    parts = [_part(part, terminal) for part in document.below]
+    if (verdict := document.verdict) is not None:
+        color = {True: (_GREEN,), False: (_RED,), None: ()}[verdict.holds]
+        lines = _wrapped(escaped(verdict.text), terminal.width, indent=2)
+        parts.insert(0, terminal.paint(lines, _BOLD, *color))
+    return "\n\n".join(parts)
 
 
 def _part(part: Any, terminal: Terminal) -> str:
@@ -121,7 +116,7 @@ def table_parts(table: Table, terminal: Terminal = FILE) -> tuple[list[str], lis
     shown = [i for i, column in enumerate(table.columns) if column.head is not None]
     columns = [table.columns[i] for i in shown]
     cells = [[escaped(column.head or "") for column in columns]]
-    cells += [[_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
+    cells += [[escaped(table.columns[i].said(row[i], "-")) for i in shown] for row in table.rows]
     widths = [max(_cells(row[i]) for row in cells) for i in range(len(shown))]
     has_value = [any(row[i] is not None for row in table.rows) for i in shown]
     kept, flush = list(range(len(shown))), {0}
@@ -141,12 +136,6 @@ def table_parts(table: Table, terminal: Terminal = FILE) -> tuple[list[str], lis
     left = [i for i in range(len(shown)) if i not in kept and has_value[i]]
     below = _left_out(columns, left, kept, terminal) if left else []
     return [terminal.paint(lines[0], _BOLD), ruler], rows, below
-
-
-def _cell(column: Column, value: Any) -> str:
-    if isinstance(value, Said):
-        return escaped(value.word)
-    return "-" if value is None else escaped(column.show(value))
 
 
 def _across(widths: Sequence[int]) -> int:
