@@ -193,22 +193,19 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from None
     written = []
-    for dark in (False, True):
-        for name, spec in _plots(visible(report), dark=dark):
-            svg, png = folder / f"{name}{'-dark' if dark else ''}.svg", folder / f"{name}.png"
-            with atomic(svg) as tmp:
+    for name, light, dark in _plots(visible(report)):
+        for end, spec in (("", light), ("-dark", dark)):
+            written.append(folder / f"{name}{end}.svg")
+            with atomic(written[-1]) as tmp:
                 tmp.write_text(renderer.vegalite_to_svg(spec), encoding="utf-8")
-            written.append(svg)
-            if dark:
-                continue
-            with atomic(png) as tmp:
-                tmp.write_bytes(renderer.vegalite_to_png(spec, scale=_SCALE))
-            written.append(png)
+        written.append(folder / f"{name}.png")
+        with atomic(written[-1]) as tmp:
+            tmp.write_bytes(renderer.vegalite_to_png(light, scale=_SCALE))
     return written
 
 
-def _plots(report: ReportData, *, dark: bool) -> list[tuple[str, str]]:
-    """A file's name without its end → the spec with its data, as JSON."""
+def _plots(report: ReportData) -> list[tuple[str, str, str]]:
+    """A file's name without its end, and the spec with its data in both themes, as JSON."""
     found = []
     for section in report["sections"]:
         who = identities(section)
@@ -219,13 +216,16 @@ def _plots(report: ReportData, *, dark: bool) -> list[tuple[str, str]]:
                 data = spec["data"]["name"]
                 rows = own[data] if data in own else line_rows(section, data, who)
                 named = "text" in json.dumps(spec["layer"])
-                whole = _whole(spec, rows, legend, plot_config(dark=dark), named=named)
-                whole["title"] = {"text": figure.title, "subtitle": _plot_words(report, section)}
+                title = {"text": figure.title, "subtitle": _plot_words(report, section)}
+                light, dark = (
+                    json.dumps(_whole(spec | {"title": title}, rows, legend, config, named=named))
+                    for config in (plot_config(), plot_config(dark=True))
+                )
                 words = [figure.name, choice] if len(figure.choices) > 1 else [figure.name]
                 if len(report["sections"]) > 1:
                     words.insert(0, section["id"])
                 name = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(words)).strip("-").lower()
-                found.append((name, json.dumps(whole)))
+                found.append((name, light, dark))
     return found
 
 
