@@ -384,7 +384,7 @@ def plan(model: str | Path | None, **keywords: Any) -> Findings:
     The document's `plan` has the counts, as a record has them (docs/record.md). Raises UsageError,
     CorpusError, TokenizerError, CheckpointError, ProtocolError.
     """
-    return _findings(Plan, model, keywords)
+    return _findings(Plan, keywords, **_of_model(model))
 
 
 @Keywords(_Inspected)
@@ -398,7 +398,7 @@ def inspect(model: str | Path | None, **keywords: Any) -> Findings:
     In the document `runs` says whether a run is `possible`, and the `reason` why not; `formats` has
     modules, parameters and bits per weight of each format. Raises CheckpointError, UsageError.
     """
-    return _findings(Inspect, model, keywords)
+    return _findings(Inspect, keywords, **_of_model(model))
 
 
 @Keywords(Verify)
@@ -410,7 +410,7 @@ def verify(model: str | Path, **keywords: Any) -> Findings:
     In the document `agree` says whether all differences are within rounding; none raises anything.
     Raises ScoremodeError.
     """
-    return _findings(Verify, model, keywords)
+    return _findings(Verify, keywords, model=str(model))
 
 
 @Keywords(Generate)
@@ -424,7 +424,8 @@ def generate(
 
     A call that was killed goes on where it was; one that is done finds its file. Raises ScoremodeError.
     """
-    return _findings(Generate, base, keywords | {"prompts": prompts, "output": output})
+    asked = keywords | {"prompts": prompts, "output": output}
+    return _findings(Generate, asked, model=str(base))
 
 
 @Keywords(Compare)
@@ -472,9 +473,7 @@ def check(run: "Run | str | Path | Sequence[Run | str | Path]", **keywords: Any)
     UsageError, and of a second run what opening its model raises. What is wrong with a run raises
     nothing.
     """
-    quiet = keywords.pop("quiet", False)
-    found = _found(Check.of(runs=_folders(run), **keywords), quiet=quiet)
-    return Findings(found.value, found.document)
+    return _findings(Check, keywords, runs=_folders(run))
 
 
 @Keywords(Status)
@@ -487,8 +486,7 @@ def status(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: An
     sweep's models also `waiting` and `failed`), the `windows` that are done, of how many, and
     `estimates`. Nothing is disturbed. Raises UsageError, RunFolderError.
     """
-    found = _found(Status.of(runs=_folders(runs), **keywords), quiet=True)
-    return Findings(found.value, found.document)
+    return _findings(Status, keywords | {"quiet": True}, runs=_folders(runs))
 
 
 @Keywords(_Swept)
@@ -644,14 +642,15 @@ def _found(spec: Command, *, quiet: bool) -> Found:
         return spec.found(session)
 
 
-def _findings(
-    command: type[Command], model: str | Path | None, keywords: dict[str, Any]
-) -> Findings:
-    """What a command that takes a model finds."""
+def _findings(command: type[Command], keywords: dict[str, Any], **named: Any) -> Findings:
+    """What a command finds; `named`: what its function has parameters for."""
     quiet = keywords.pop("quiet", False)
-    named = {} if model is None else {"model": str(model)}
     found = _found(command.of(**named, **keywords), quiet=quiet)
     return Findings(found.value, found.document)
+
+
+def _of_model(model: str | Path | None) -> dict[str, str]:
+    return {} if model is None else {"model": str(model)}
 
 
 def _measured_in_memory(
