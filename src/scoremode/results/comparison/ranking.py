@@ -53,7 +53,7 @@ def by_group(
             of = {name: group[name] for name in _OF_GROUP}
             metrics = {k: v for k, v in group.items() if k not in of}
             found.setdefault(group["group"], of | {"runs": []})["runs"].append(
-                {"label": label, "model": model_of(run.record).parts[0]} | metrics
+                _named(run.record, label) | metrics
             )
     return sorted(found.values(), key=lambda group: -_worst(group, by))
 
@@ -150,11 +150,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         ],
         "groups": by_group(runs, labels, by),
         "tasks": [
-            {
-                "label": label,
-                "model": model_of(run.record).parts[0],
-                **run.record.document["tasks"],
-            }
+            _named(run.record, label) | run.record.document["tasks"]
             for run, label in zip(runs, labels, strict=True)
             if run.record.tasks
         ],
@@ -323,8 +319,7 @@ def run_row(record: Record, folder: Path | None, label: str) -> dict[str, Any]:
     document = record.document
     metrics = {metric.key: _value(document, metric) for metric, _ in shown("runs")}
     return {
-        "label": label,
-        "model": model_of(record).parts[0],
+        **_named(record, label),
         "source": record.checkpoint.source,
         "folder": None if folder is None else str(folder),
         "is_base": False,
@@ -336,6 +331,11 @@ def run_row(record: Record, folder: Path | None, label: str) -> dict[str, Any]:
         "bits_per_weight": value_at(document, "checkpoint.bits_per_weight.body"),
         "gib": gib_of(document["checkpoint"]),
     }
+
+
+def _named(record: Record, label: str) -> dict[str, Any]:
+    """What a table calls a run's model, and the model's own name."""
+    return {"label": label, "model": model_of(record).parts[0]}
 
 
 def base_row(record: Record) -> dict[str, Any] | None:
