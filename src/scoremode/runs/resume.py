@@ -128,9 +128,12 @@ def go_on(path: Path, record: Record) -> tuple[RunFolder, dict[str, Any]]:
     return folder, document
 
 
-def relabeled(path: Path, record: Record, label: str) -> Record:
-    """The record of the run in `path`, written anew with this label: a run is found by what makes its
-    scores, which a label is no part of. Raises RunFolderError."""
+def relabeled(path: Path, record: Record, label: str | None) -> Record:
+    """The record of the run in `path`, written anew if it has another label than this one, None for
+    whichever it has: a run is found by what makes its scores, which a label is no part of. Raises
+    RunFolderError."""
+    if label is None or record.label == label:
+        return record
     folder = RunFolder.open(path)
     try:
         if checked_record(path).sha256 != record.sha256:

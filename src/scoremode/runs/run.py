@@ -100,7 +100,7 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     clock.begin("check" if request.resume else "engine")
     floor = _noise_floor(context)
     earlier = find_earlier(context, identity)
-    if request.label is not None and earlier and earlier[1].label != request.label:
+    if earlier:
         earlier = earlier[0], relabeled(*earlier, request.label)
     if earlier and not isinstance(earlier[1], Running):
         notify(f"already finished: {earlier[0]}")

@@ -414,8 +414,7 @@ class ModelRuns:
 
 def _read(folder: Path, label: str | None) -> Result:
     record = load_run(folder)[0]
-    if label is not None and record.label != label:
-        relabeled(folder, record, label)
+    if relabeled(folder, record, label) is not record:
         tidy(folder)
         record = load_run(folder)[0]
     return Result(folder, record)

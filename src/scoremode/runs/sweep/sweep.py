@@ -14,7 +14,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.names import gguf_names, named_gguf
 from scoremode.checkpoint.model_files import resolve_model, resolve_tokenizer
 from scoremode.engines.base import Options
@@ -96,7 +96,11 @@ def _sweep(request: SweepRequest, board: Board, stage: Stage) -> None:
     base = Path(str(pairs[0].reference))
     jobs: list[int | None] = [i for i, model in enumerate(board.models) if not is_run(Path(model))]
     if not (is_run(base) or is_logits_file(base)):
-        options = _options_of_base(pairs[0], [board.models[i] for i in jobs if i is not None])
+        files = pairs[0].base_files()
+        assert files is not None
+        checkpoint = open_checkpoint(files, code=pairs[0].options.trust_remote_code)
+        models = [board.models[i] for i in jobs if i is not None]
+        options = _in_one_dtype(pairs[0], checkpoint, models).of_base(checkpoint)
         of_base = [_capture(pair, options) for pair in pairs]
         jobs.insert(0, None)
     else:
@@ -211,18 +215,15 @@ def _title(board: Board, job: int | None) -> str:
     return f"{board.labels[job]} ({job + 1} of {len(board.models)})"
 
 
-def _options_of_base(pair: Request, models: list[str]) -> Options:
+def _in_one_dtype(pair: Request, base: Checkpoint, models: list[str]) -> Options:
     """The options of the base, which runs once: in its own dtype where that has 16 bits, else in that
     of the first of `models` that can be opened. Raises ScoremodeError."""
     options, code = pair.options, pair.options.trust_remote_code
-    files = pair.base_files()
-    assert files is not None
-    base = open_checkpoint(files, code=code)
     if options.dtype != "auto":
-        return options.of_base(base)
+        return options
     own = options.in_dtype_of(base)
     if own.dtype in ("bfloat16", "float16"):
-        return options.of_base(base)
+        return options
     for model in models:
         try:
             checkpoint = open_checkpoint(resolve_model(model, pair.revision), code=code)
@@ -231,8 +232,8 @@ def _options_of_base(pair: Request, models: list[str]) -> Options:
             continue
         alike = options.in_dtype_of(checkpoint)
         # What is left to the engine stays so: a base that was kept before is the same one.
-        return (options if alike.dtype == own.dtype else alike).of_base(base)
-    return options.of_base(base)
+        return options if alike.dtype == own.dtype else alike
+    return options
 
 
 def _capture(request: Request, options: Options) -> Request:
