@@ -18,7 +18,7 @@ from scoremode.cli.devices import parsed, run_on_devices
 from scoremode.cli.process import ending
 from scoremode.cli.screen import shown
 from scoremode.errors import ScoremodeError, UsageError
-from scoremode.spec.flag import Parser, check_utf8, did_you_mean
+from scoremode.spec.flag import Parser, Prints, check_utf8, did_you_mean
 from scoremode.startup.warmup import untested
 
 __all__ = [
@@ -219,40 +219,26 @@ def _corrected(argv: Sequence[str], instead: Mapping[str, str]) -> list[str]:
     return [*kept, *(word for flag, value in instead.items() for word in (flag, value))]
 
 
-class VersionAction(argparse.Action):
-    """Prints and ends the program; takes -v or --verbose after it."""
+class VersionAction(Prints):
+    """Prints the version; takes -v or --verbose after it."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any):
         super().__init__(option_strings, dest, nargs=argparse.REMAINDER, **settings)
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def text(self, parser: argparse.ArgumentParser, values: Any) -> str:
         if any(word not in ("-v", "--verbose") for word in values):
-            parser.error(f"{option_string} takes -v alone, not {' '.join(values)}")
+            parser.error(f"{self.option_strings[0]} takes -v alone, not {' '.join(values)}")
         lines = [("scoremode", __version__)]
         if values:
             lines += details()
         width = max(len(name) for name, _ in lines) if values else 0
-        for name, value in lines:
-            print(f"{name:{width}} {value}")
-        parser.exit()
+        return "".join(f"{name:{width}} {value}\n" for name, value in lines)
 
 
-class CompletionAction(argparse.Action):
-    """Prints a shell's script that completes command lines, made of all parsers, and ends."""
+class CompletionAction(Prints):
+    """Prints a shell's script that completes command lines, made of all parsers."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def text(self, parser: argparse.ArgumentParser, values: Any) -> str:
         import shtab
 
         from scoremode.text.presets import TEXTS
@@ -278,8 +264,7 @@ class CompletionAction(argparse.Action):
                     action.nargs = "+"
         script = shtab.complete(parser, values)
         # What it writes for zsh of several models or runs completes the first alone.
-        print(script.replace('"(*):', '"*:') if values == "zsh" else script)
-        parser.exit()
+        return (script.replace('"(*):', '"*:') if values == "zsh" else script) + "\n"
 
 
 def details() -> Iterator[tuple[str, str]]:

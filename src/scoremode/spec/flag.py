@@ -43,6 +43,7 @@ __all__ = [
     "Parser",
     "PathName",
     "Place",
+    "Prints",
     "Quantity",
     "Switch",
     "check_least",
@@ -399,8 +400,25 @@ class Parser(argparse.ArgumentParser):
         return text
 
 
-class _Help(argparse.Action):
-    """Prints the help, with `all` that of every flag, and ends."""
+class Prints(argparse.Action):
+    """Prints a text of the parser and the flag's values, and ends the program."""
+
+    def text(self, parser: argparse.ArgumentParser, values: Any) -> str:
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(self.text(parser, values), end="")
+        parser.exit()
+
+
+class _Help(Prints):
+    """Prints the help, with `all` that of every flag."""
 
     def __init__(self, option_strings: Sequence[str], dest: str):
         super().__init__(
@@ -413,16 +431,9 @@ class _Help(argparse.Action):
             help="show this help and exit; all: with every flag",
         )
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def text(self, parser: argparse.ArgumentParser, values: Any) -> str:
         assert isinstance(parser, Parser)
-        print(parser.format_help(everything=values == "all"), end="")
-        parser.exit()
+        return parser.format_help(everything=values == "all")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from scoremode.spec.flag import (
     Number,
     PathName,
     Place,
+    Prints,
     Quantity,
 )
 from scoremode.spec.values import date_of, object_of, rule_of, tokens_of, whole
@@ -75,17 +76,18 @@ def names_file(name: str) -> bool:
     return name.startswith((".", "/", "~")) or bool(suffix and not suffix[1:2].isdigit())
 
 
-class _Presets(argparse.Action):
-    """Prints the texts that have names, and ends."""
+class _Presets(Prints):
+    """Prints the texts that have names."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def text(self, parser: argparse.ArgumentParser, values: Any) -> str:
         from scoremode.text.presets import TEXTS
 
         width = max(map(len, TEXTS))
-        for text in TEXTS.values():
-            print(f"{text.name:{width}}  {text.what}")
-            print(f"{'':{width}}  {text.repo}@{text.revision[:12]}, {text.licence}")
-        parser.exit()
+        return "".join(
+            f"{text.name:{width}}  {text.what}\n"
+            f"{'':{width}}  {text.repo}@{text.revision[:12]}, {text.licence}\n"
+            for text in TEXTS.values()
+        )
 
 
 class Text(Flags, part="text", group=TEXT):
