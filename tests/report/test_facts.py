@@ -18,6 +18,7 @@ from scoremode.report.facts import (
     template_rows,
     text_words,
 )
+from scoremode.report.inspection import _dropped_tail
 from scoremode.text.protocol import preset
 
 
@@ -62,6 +63,17 @@ def test_what_lies_between_windows_is_told(length, stride, words):
     assert [name for name, _ in rows] == ([] if words is None else ["left out"])
     if words is not None:
         assert rows[0][1].startswith(words) and "--stride 256 " in rows[0][1]
+
+
+@pytest.mark.parametrize(
+    ("tail", "windows", "most", "left"),
+    [("drop", 7, None, 334), ("drop-exact", 7, None, 334), ("drop", 7, 7, 0), ("keep", 8, None, 0)],
+)
+def test_a_tail_that_the_protocol_drops_is_told(tail, windows, most, left):
+    lengths = {"context_length": 512, "stride": 512, "stop_when": None}
+    protocol = fields(lengths | {"tail": tail, "max_windows": most})
+    rows = _dropped_tail(fields({"tokens": 3918, "windows": windows}), protocol)
+    assert [text.partition(" ")[0] for _, text in rows] == ([str(left)] if left else [])
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ def plan_document(value: Mapping[str, Any]) -> Document:
             *conversation_rows(corpus),
             *template_rows(corpus),
             *left_out_rows(protocol),
+            *_dropped_tail(plan, protocol),
             ("tokens sha256", plan.tokens_sha256),
             ("plan sha256", plan.sha256),
         )
@@ -202,6 +203,22 @@ def plan_document(value: Mapping[str, Any]) -> Document:
         "plan_sha256": plan.sha256,
     }
     return Document((facts,), Table(tuple(map(data, plain)), (tuple(plain.values()),)))
+
+
+def _dropped_tail(plan: Plan, protocol: Protocol) -> list[tuple[str, str]]:
+    """A row on the tokens behind the last window, where that alone is why no window has them."""
+    end = (plan.windows - 1) * protocol.stride + protocol.context_length
+    is_cut = plan.windows == protocol.max_windows or protocol.stop_when
+    if protocol.tail not in ("drop", "drop-exact") or is_cut or end >= plan.tokens:
+        return []
+    exact = " or fits exactly" if protocol.tail == "drop-exact" else ""
+    left = counted(plan.tokens - end, "token")
+    return [
+        (
+            "left out",
+            f"{left} at the end (the protocol drops a last window that is not full{exact})",
+        )
+    ]
 
 
 def generation_document(record: Mapping[str, Any]) -> Document:
