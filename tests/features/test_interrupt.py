@@ -26,23 +26,26 @@ sys.exit(program())
 
 
 @pytest.mark.parametrize(
-    ("event", "about", "number"),
+    ("event", "about", "number", "kept"),
     [
-        ("import", "argparse", signal.SIGINT),
-        ("import", "numpy", signal.SIGINT),
-        ("import", "torch", signal.SIGINT),
-        ("import", "transformers", signal.SIGTERM),
-        ("open", "model.safetensors", signal.SIGINT),
-        ("os.rename", "", signal.SIGINT),
+        ("import", "argparse", signal.SIGINT, ""),
+        ("import", "numpy", signal.SIGINT, ""),
+        ("import", "torch", signal.SIGINT, ""),
+        ("import", "transformers", signal.SIGTERM, ""),
+        ("open", "model.safetensors", signal.SIGINT, ""),
+        ("os.rename", "record.json", signal.SIGINT,
+         ": no pass was written, nothing of the run is kept"),
+        ("os.rename", "scores.parquet", signal.SIGTERM,
+         ": 8 of 8 windows kept, the same command with --resume goes on"),
     ],
-)
-def test_an_interrupt_at_any_moment_is_one_line(event, about, number, demo, tmp_path):
+)  # fmt: skip
+def test_an_interrupt_at_any_moment_is_one_line(event, about, number, kept, demo, tmp_path):
     command = [sys.executable, "-c", PROGRAM, event, about, str(int(number)), "ppl",
                str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128", "--limit", "8",
                "--device", "cpu", "-o", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     code, said = ENDS[number]
-    assert (done.returncode, done.stderr) == (code, f"scoremode: {said}\n")
+    assert (done.returncode, done.stderr) == (code, f"scoremode: {said}{kept}\n")
 
 
 SWALLOWED = """

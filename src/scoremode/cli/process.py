@@ -227,7 +227,10 @@ def _told(error: BaseException) -> int:
     number = received()
     if number is not None or isinstance(error, KeyboardInterrupt):
         is_term = number == signal.SIGTERM
-        print("scoremode: terminated" if is_term else "scoremode: interrupted", file=sys.stderr)
+        # A run that it ended notes what is kept.
+        kept = getattr(error, "__notes__", ()) if isinstance(error, KeyboardInterrupt) else ()
+        words = ": ".join(("terminated" if is_term else "interrupted", *kept))
+        print(f"scoremode: {words}", file=sys.stderr)
         return 143 if is_term else 130
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough.

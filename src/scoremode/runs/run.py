@@ -40,7 +40,7 @@ from scoremode.runs.models import mixture_section
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Request, Result, TotalProgress, Watch
 from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder, relabeled
-from scoremode.runs.shards import shard_section
+from scoremode.runs.shards import shard_section, share_of
 from scoremode.startup.clock import StageClock
 from scoremode.text.corpus_plan import PlannedText
 
@@ -315,7 +315,9 @@ class ScoredRun:
             finally:
                 self._release()
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                error.add_note(self._what_is_kept())
             try:
                 self._passes.stop()
                 # A run without a finished pass is worth nothing to anybody.
@@ -324,6 +326,18 @@ class ScoredRun:
             finally:
                 self._release()
             raise
+
+    def _what_is_kept(self) -> str:
+        """What an interrupt leaves of the run, and how it goes on."""
+        request, passes = self._context.request, self._passes
+        again = "the same command" + " with --resume" * (request.resume is False) + " goes on"
+        if done := len(passes.document["parts"]):
+            share = share_of(passes.schedule, request.shard, self._context.plan)
+            kept = share.passes[done - 1].stop - share.windows.start
+            return f"{kept:,} of {len(share.windows):,} windows kept, {again}"
+        # Of several models, others' runs may be kept.
+        is_alone = request.resume != "if-there"
+        return "no pass was written, nothing of the run is kept" if is_alone else again
 
     def _release(self) -> None:
         self._passes.folder.close()
