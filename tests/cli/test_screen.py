@@ -297,6 +297,15 @@ def test_a_line_is_no_wider_than_the_terminal(on_terminal, monkeypatch):
     assert stream.getvalue() == "\rreading xxxxx...xxxxxxx (0 s)"
 
 
+def test_only_the_model_that_was_named_is_said_to_be_read(on_terminal):
+    screen, stream = on_terminal
+    screen.reads("open", "Q4.gguf", from_hub=False)
+    screen.stage("open", "the base")
+    assert stream.getvalue() == "\rthe base: reading the model's files (0 s)"
+    screen.stage("open")
+    assert left_of(stream.getvalue()).rstrip() == "reading Q4.gguf (0 s)"
+
+
 def test_the_hub_s_own_bars_have_the_terminal(on_terminal):
     screen, stream = on_terminal
     screen.reads("open", "gpt2", from_hub=True)

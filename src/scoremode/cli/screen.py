@@ -97,7 +97,7 @@ class Screen:
                 self._counter, self._estimates = None, []
             if self._is_terminal and name in self._fetched:
                 self._erase()
-                self._put(f"scoremode: {self.words[name]}\n")
+                self._put(f"scoremode: {self._words()}\n")
             self._draw()
 
     def reads(self, stage: str, what: str, *, from_hub: bool) -> None:
@@ -176,7 +176,10 @@ class Screen:
 
     def _words(self) -> str:
         words = self.words.get(self._stage, self._stage)
-        return f"{self._of}: {words}" if self._of else words
+        if not self._of:
+            return words
+        # The command's words name its first model, and this is the base or another one.
+        return f"{self._of}: {_WORDS['open'] if self._stage == 'open' else words}"
 
     def _fitted(self, room: int) -> str:
         """The line in at most `room` characters: with a bar where something is counted, behind it what
