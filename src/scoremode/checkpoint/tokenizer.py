@@ -171,9 +171,9 @@ def difference_lines(
     if first is not None and first < read:
         theirs, ours = found["tokens"]
         lines.append(
-            f"{name} reads this text as {theirs:,} tokens, tokenizer.json, which is scored, as "
-            f"{ours:,}; the first that differs is token {first:,}. To score the former's, write it to "
-            "a folder by its save_pretrained and give that as --tokenizer"
+            f"{name} splits this text otherwise than tokenizer.json, which is scored, from token "
+            f"{first:,} on ({theirs:,} and {ours:,} tokens); its save_pretrained writes a folder for "
+            "--tokenizer"
         )
     ours = tokenizer.to_json()["adds"]
     if protocol.bos == "auto" and found["adds"] not in (ours, None):
