@@ -37,6 +37,9 @@ sys.exit(program())
          ": no pass was written, nothing of the run is kept"),
         ("os.rename", "scores.parquet", signal.SIGTERM,
          ": 8 of 8 windows kept, the same command with --resume goes on"),
+        # The finished record is written, and has no parts any more.
+        ("os.rmdir", "parts", signal.SIGINT,
+         ": 8 of 8 windows kept, the same command with --resume goes on"),
     ],
 )  # fmt: skip
 def test_an_interrupt_at_any_moment_is_one_line(event, about, number, kept, demo, tmp_path):

@@ -331,8 +331,9 @@ class ScoredRun:
         """What an interrupt leaves of the run, and how it goes on."""
         request, passes = self._context.request, self._passes
         again = "the same command" + " with --resume" * (request.resume is False) + " goes on"
-        if done := len(passes.document["parts"]):
-            share = share_of(passes.schedule, request.shard, self._context.plan)
+        share = share_of(passes.schedule, request.shard, self._context.plan)
+        # A complete record has no parts, and was made of all of them.
+        if done := len(passes.document.get("parts", share.passes)):
             kept = share.passes[done - 1].stop - share.windows.start
             return f"{kept:,} of {len(share.windows):,} windows kept, {again}"
         # Of several models, others' runs may be kept.
