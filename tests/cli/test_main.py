@@ -89,6 +89,8 @@ def test_without_a_command_the_help_is_printed_by_groups(capsys):
         (["frobnicate"], 2, "there is no command 'frobnicate'"),
         (["--verson"], 2, "there is no flag '--verson'; did you mean --version?"),
         (["ppl", "m", "--limt", "2"], 2, "arguments: --limt 2; did you mean --limit?"),
+        (["ppl", "m", "--ctx", "512"], 2, "--ctx 512; did you mean --context-length?"),
+        (["kld", "m", "--n_ctx=512"], 2, "--n-ctx=512; did you mean --context-length?"),
         (
             ["kld", "{model}", "--refrence", "b"],
             2,

@@ -21,7 +21,7 @@ def test_it_prints_what_it_wrote(capsys, runs, tmp_path):
     assert code == 0 and err == ""
     first, second = out.splitlines()
     assert first == str(output) and output.read_text().startswith("<!doctype html>")
-    assert second.startswith(f"{plots}: {len(list(plots.iterdir()))} plots: ")
+    assert second == f"{plots}: {len(list(plots.iterdir()))} files, SVG and PNG"
     page = scoremode.write_report(runs, tmp_path / "python.html")
     assert page == tmp_path / "python.html" and page.stat().st_size > 400_000
     assert "<h1>Quants of base on made.txt</h1>" in page.read_text()

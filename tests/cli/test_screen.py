@@ -188,11 +188,11 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     [
         (
             140,
-            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL ratio 1.0172 ±0.29 %",
+            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL / base ×1.0172 ±0.29 %",
         ),
         (
             101,
-            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL ratio 1.0172 ±0.29 %",
+            "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %, PPL / base ×1.0172 ±0.29 %",
         ),
         (80, "scoring {} 70%, 100 tokens/s, 30 s left, KLD 0.02341 ±3 %"),
         (61, "scoring {} 70%, 100 tokens/s, 30 s left"),
@@ -337,7 +337,7 @@ def test_the_running_estimate_stands_behind_rate_and_time_left():
     ppl = {"ppl": Estimate(12.345678, (12.0, 12.7))}
     assert estimate_words(ppl) == ["PPL 12.3457 ±2.9 %"]
     both = ppl | {"ppl_ratio": Estimate(1.02, (1.01, 1.03)), "kld": Estimate(0.0234567, None)}
-    assert estimate_words(both) == ["KLD 0.02346", "PPL ratio 1.0200 ±0.98 %"]
+    assert estimate_words(both) == ["KLD 0.02346", "PPL / base ×1.0200 ±0.98 %"]
     stream = Terminal()
     screen = Screen(stream)
     assert screen.is_terminal

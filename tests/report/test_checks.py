@@ -90,7 +90,7 @@ def test_differences_and_verdicts_are_an_engine_each():
     facts, table, verdicts = document_text(verify_document(value)).split("\n\n")
     assert "windows    8 of 45 (seed 4), 4,088 targets" in facts
     assert facts.endswith("arithmetic weights, row sums in float64: PPL 40.382756")
-    numbers = "1.0000523  +5.2e-05", "9.0e-03  -6.1e-02      99.58%"
+    numbers = "×1.0000523  +5.2e-05", "9.0e-03  -6.1e-02      99.58%"
     rows = [" ".join(row.split()) for row in table.splitlines()[2:]]
     first, last = (" ".join(part.split()) for part in numbers)
     assert rows == [

@@ -56,8 +56,8 @@ def test_every_number_is_there(run):
     )
     assert f"{metrics['ppl']['value']:.6f}" in line(text, "PPL")
     assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "base PPL")
-    assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "PPL / base PPL")
-    assert "worse than the base on this text" in line(text, "PPL / base PPL")
+    assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "PPL / base")
+    assert "worse than the base on this text" in line(text, "PPL / base")
     assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD")
     assert f"median {record['distribution']['kld']['50']:.3g}" in line(text, "KLD percentiles")
     assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "KLD(model‖base)")
@@ -93,7 +93,7 @@ def test_the_number_comes_first_and_details_where_asked(run):
     rows = short.splitlines()
     assert re.fullmatch(
         r"one: KLD [\d.]+ nats \[\S+, \S+\], same top-1 [\d.]+% \[\S+, \S+\], "
-        r"PPL / base [\d.]+ \[\S+, \S+\], against base",
+        r"PPL / base ×[\d.]+ \[\S+, \S+\], against base",
         verdict,
     )
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
@@ -140,10 +140,21 @@ def test_the_verdict_in_words(noise, words, tmp_path):
     )
 
 
+def test_flips_that_were_not_seen_are_none_of_so_many(tmp_path):
+    """0.0 in 10,000 would be a rate that rounding has made."""
+    for noise, words in ((0.0, "none of "), (2.0, " in 10,000 ")):
+        folder = write_run(tmp_path / str(noise), made(**PLACES, noise=noise))
+        said = line(
+            document_text(kld_document(read_document(read_record(folder)), folder)),
+            "confident flips",
+        )
+        assert words in said and "targets where the base gave > 0.9" in said
+
+
 def test_few_blocks_have_no_verdict(tmp_path):
     folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
     text = document_text(kld_document(read_document(read_record(folder)), folder, verbose=True))
-    assert line(text, "PPL / base PPL").endswith("(no interval)")
+    assert line(text, "PPL / base").endswith("(no interval)")
     why = "1 block of 1,024 tokens: an interval needs at least 8"
     assert line(text, "no interval").endswith(why)
     # Once, and not again for every metric or below either breakdown.

@@ -163,6 +163,14 @@ def test_how_many_rows_a_text_is_of(limit, seed, words):
     assert text_words(fields(corpus | ({} if seed is None else {"row_seed": seed}))) == words
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"), [("rows", "t, 9 bytes"), ("pages", "t, 9 bytes (pages)")]
+)
+def test_a_text_file_has_no_rows(rule, words):
+    corpus = {"name": "t", "rows": None, "row_limit": None, "text": {"bytes": 9, "rule": rule}}
+    assert text_words(fields(corpus)) == words
+
+
 SECTION = {"name": "c4<b>.jsonl", "tokens": 1234, "ngram": 13, "targets": 5, "share": 0.5}
 
 

@@ -45,7 +45,7 @@ def test_the_table_has_every_group_worst_first(runs):
     for line, group in zip(lines[at + 2 :], groups, strict=False):
         cells = line.split()
         assert cells[:3] == [
-            group["group"], f"{group['share']:.1%}", f"{group['ppl_ratio']['value']:.4f}",
+            group["group"], f"{group['share']:.1%}", f"×{group['ppl_ratio']['value']:.4f}",
         ]  # fmt: skip
         assert f"{group['kld']['value']:.3g}" in cells
         assert f"{group['top1']['value']:.1%}" in cells

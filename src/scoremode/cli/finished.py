@@ -293,7 +293,7 @@ class Report(Runs, Command):
         screen.clear()
         print(page)
         if plots:
-            print(f"{self.plots}: {len(plots)} plots: {', '.join(file.name for file in plots)}")
+            print(f"{self.plots}: {len(plots)} files, SVG and PNG")
         return 0
 
 

@@ -254,12 +254,13 @@ class _Counter:
 
 
 def estimate_words(found: "Mapping[str, Estimate]") -> list[str]:
-    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %` and `PPL ratio 1.0172 ±0.3 %`."""
-    names = {"kld": "KLD", "ppl_ratio": "PPL ratio"} if "kld" in found else {"ppl": "PPL"}
+    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %`, `PPL / base ×1.0172 ±0.3 %`."""
+    names = {"kld": "KLD", "ppl_ratio": "PPL / base"} if "kld" in found else {"ppl": "PPL"}
     words = []
     for name, label in names.items():
         value, interval = found[name].value, found[name].interval
-        text = f"{label} {value:.4g}" if name == "kld" else f"{label} {value:.{_places(value)}f}"
+        number = f"{value:.4g}" if name == "kld" else f"{value:.{_places(value)}f}"
+        text = f"{label} {'×' * (name == 'ppl_ratio')}{number}"
         if interval is not None and value:
             half = max(interval[1] - value, value - interval[0])
             text += f" ±{100 * half / abs(value):.2g} %"

@@ -408,7 +408,7 @@ def _tell(session: Session, quiet: bool, ended: "Ended") -> None:
 def _numbers(record: "Done") -> str:
     kld, ratio = record.metrics["kld"], record.metrics["ppl_ratio"]
     spread = f" ± {(kld.ci95[1] - kld.ci95[0]) / 2:.2g}" if kld.ci95 else ""
-    return f"KLD {kld.value:.4g}{spread} nats, PPL × {ratio.value:.5f}"
+    return f"KLD {kld.value:.4g}{spread} nats, PPL / base ×{ratio.value:.5f}"
 
 
 def print_outcome(

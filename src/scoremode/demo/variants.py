@@ -23,10 +23,7 @@ _COLUMNS = (
     words("model", "model"),
     number("bits/weight", "bits_per_weight", ".3f", 6),
     measured("PPL", "ppl", ".4f", importance=3),
-    replace(
-        measured("PPL / dense", "ppl_ratio", "", importance=8),
-        show=lambda metric: f"{metric.value - 1:+.2%}",
-    ),
+    measured("PPL / dense", "ppl_ratio", ".4f", "×", importance=8),
     interval(".4f", "95 % of the ratio", 5),
     measured("KLD (nats)", "kld_nats", ".5f", importance=9),
     number("KLD p99", "kld_p99_nats", ".4f", 4),

@@ -35,7 +35,7 @@ _DIFFERENCE_COLUMNS = (
     Column("nats a target", "difference"),
     # Two engines have none together.
     Column("PPL", "ppl", lambda ppl: f"{ppl:.6f}" if ppl else ""),
-    measured("PPL ratio", "ppl_ratio", ".7f", importance=7),
+    measured("PPL ratio", "ppl_ratio", ".7f", "×", importance=7),
     measured("bias", "bias_nats", "+.1e", importance=8),
     Column("95 % of bias", None, lambda m: "none" if m.ci95 is None else ends(m, "+.1e")),
     number("rms", "rms_nats", ".1e", 8),

@@ -161,7 +161,7 @@ def interval(form: str, head: str = INTERVAL, importance: int = 2) -> Column:
 def metric_columns(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
     """The columns of a metric in one place: its number, in data with both ends of the interval, and the
     interval where the place has it. Their cells are the metric's value and its interval."""
-    value = measured(own.heading, metric.data_key, own.form, own.sign, metric.importance)
+    value = measured(own.heading, metric.data_key, own.form, metric.sign, metric.importance)
     # Of a number that is always shown an interval is worth more than another metric.
     ends = interval(own.ends, importance=metric.importance - 3)
     if metric.kind == "rate":
@@ -174,13 +174,14 @@ def metric_words(name: str, found: Metric) -> str:
     """A metric in a sentence, in the form of its columns: `KLD 0.0123 nats [0.0119, 0.0127]`."""
     metric = METRIC[name]
     head = metric.heading.removesuffix(f" ({metric.unit})")
-    said = " ".join(filter(None, (head, f"{found.value:{metric.form}}", metric.unit)))
+    said = " ".join(filter(None, (head, f"{metric.sign}{found.value:{metric.form}}", metric.unit)))
     return said if found.ci95 is None else f"{said} {ends(found, metric.form)}"
 
 
 def rate(share: float) -> str:
-    """A share as so many in 10,000."""
-    return f"{share * 10_000:,.1f}"
+    """A share as so many in 10,000; one that is not 0 is not shown as 0."""
+    among = share * 10_000
+    return f"{among:,.1f}" if among >= 0.1 else f"{among:.1g}"
 
 
 def size(values: Iterable[float | None], key: str = "size_gib") -> Column:

@@ -376,7 +376,10 @@ def text_words(corpus: Corpus) -> str:
         if corpus.text.rule == "pages":
             rows = f", {which}{counted(corpus.row_limit, 'page')}"
         rows += "" if seed is UNSET else f" drawn by seed {seed}"
-    return f"{corpus.name}{rows}, {corpus.text.bytes:,} bytes ({corpus.text.rule})"
+    # Of a text that has no rows all rules on them make the same.
+    rule = corpus.text.rule
+    is_whole = corpus.rows is None and rule in ("rows", "nonblank-rows", "raw-file")
+    return f"{corpus.name}{rows}, {corpus.text.bytes:,} bytes" + ("" if is_whole else f" ({rule})")
 
 
 def calibration_rows(record: Scored, *, held_out: bool = False) -> list[tuple[str, str]]:

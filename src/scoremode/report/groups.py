@@ -30,7 +30,7 @@ KINDS = {
     "position": "position in the window",
     "token_class": "kind of token",
 }
-# Those with all that a reader asks for; the others have KLD and PPL ratio alone.
+# Those with all that a reader asks for; the others have KLD and PPL / base alone.
 _WHOLE = ("label", "turn")
 # Characters of a name, so that a table is no wider than a terminal.
 _NAME, _MODEL = 18, 24

@@ -60,7 +60,7 @@ _VERDICTS = {
 }
 
 # Numbers that the table of runs has.
-_TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", "model")
+_TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base", "model")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TASK_COLUMNS = (
     words("task", "task"),
@@ -334,25 +334,25 @@ def _flips(record: Done) -> str:
     assert record.thresholds
     confident, flips = record.thresholds.confident, record.metrics.get("confident_flips")
     if flips is None:
-        return f"none: the base gives no likeliest token more than {confident:g}"
+        return f"not known: the base gives no likeliest token more than {confident:g}"
+    of = f"of {counted(flips.n, 'target')} where the base gave > {confident:g}"
+    if not flips.value:
+        return f"none {of}"
     ends = "(no interval)"
     if flips.ci95 is not None:
         ends = "95 % [{}, {}]".format(*map(rate, flips.ci95))
-    return (
-        f"{rate(flips.value)} in 10,000   {ends}, of {counted(flips.n, 'target')} where the base "
-        f"gave > {confident:g}"
-    )
+    return f"{rate(flips.value)} in 10,000   {ends}, {of}"
 
 
 def _perplexities(metrics: Mapping[str, Metric]) -> Rows:
     ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
-    found = f"{ratio.value:.6f}   {interval_text(ratio, '.6f')}"
+    found = f"×{ratio.value:.6f}   {interval_text(ratio, '.6f')}"
     if ratio.ci95 is not None:
         found += f", paired: {_VERDICTS[verdict(ratio.ci95, 1.0, None)]}"
     return [
         ("PPL", f"{ppl.value:.6f}   {interval_text(ppl)}"),
         ("base PPL", f"{base.value:.6f}   {interval_text(base)}"),
-        ("PPL / base PPL", found),
+        ("PPL / base", found),
     ]
 
 
@@ -454,7 +454,7 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
         number("share", None, ".2%"),
         measured("KLD", "kld", ".4g", importance=9),
         interval(".4g", importance=6),
-        measured("PPL ratio", "ppl_ratio", ".5f", importance=8),
+        measured("PPL / base", "ppl_ratio", ".5f", "×", importance=8),
         interval(".5f", importance=4),
     )
     rows = []

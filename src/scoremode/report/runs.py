@@ -112,12 +112,12 @@ def _last(folder: str) -> str:
     return printable(Path(folder).name or folder)
 
 
-def _shown(form: str) -> Callable[[Metric], str]:
+def _shown(form: str, sign: str) -> Callable[[Metric], str]:
     """A metric with half of its interval's width behind it, the larger half."""
 
     def show(metric: Metric) -> str:
         value, ends = metric.value, metric.ci95
-        text = f"{value:{form}}"
+        text = f"{sign}{value:{form}}"
         if ends is None or not value:
             return text
         half = max(ends[1] - value, value - ends[0]) / abs(value)
@@ -126,8 +126,8 @@ def _shown(form: str) -> Callable[[Metric], str]:
     return show
 
 
-def _metric(head: str, key: str, form: str, importance: int) -> Column:
-    return replace(measured(head, key, form, importance=importance), show=_shown(form))
+def _metric(head: str, key: str, form: str, importance: int, sign: str = "") -> Column:
+    return replace(measured(head, key, form, importance=importance), show=_shown(form, sign))
 
 
 def _duration(seconds: float) -> str:
@@ -158,7 +158,7 @@ _COLUMNS = (
     Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}", importance=3),
     Column("left", "seconds_left", _duration, importance=8),
     _metric("PPL", "ppl", ".4f", 6),
-    _metric("PPL / base", "ppl_ratio", ".4f", 5),
+    _metric("PPL / base", "ppl_ratio", ".4f", 5, "×"),
     _metric("KLD", "kld_nats", ".5f", 7),
 )
 

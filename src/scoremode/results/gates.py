@@ -116,7 +116,7 @@ class Gates:
         rows = {
             "max_kld": ("the mean KLD", metrics["kld"]),
             "max_kld_p99": ("the KLD's 99th percentile", Metric(p99, None, n)),
-            "max_ppl_ratio": ("PPL / base PPL", metrics["ppl_ratio"]),
+            "max_ppl_ratio": ("PPL / base", metrics["ppl_ratio"]),
             "min_top1": ("the share of same top-1", metrics["top1"]),
         }
         return [self._gate(name, limit, *rows[name]) for name, limit in self._limits().items()]

@@ -48,7 +48,7 @@ Place = Literal[
 class Shown:
     """How a metric stands in one place; what is empty is as the metric itself has it.
 
-    - `form`: the number's format; `ends` that of its interval. `sign`: before the number.
+    - `form`: the number's format; `ends` that of its interval.
     - `interval`: whether the place has the interval beside the number.
     """
 
@@ -56,7 +56,6 @@ class Shown:
     form: str = ""
     heading: str = ""
     ends: str = ""
-    sign: str = ""
     interval: bool = True
 
 
@@ -107,6 +106,11 @@ class MetricSpec:
     def unit(self) -> str:
         """The unit behind the number, in words; "" where the number has none."""
         return "nats" if self.kind == "nats" else ""
+
+    @property
+    def sign(self) -> str:
+        """The sign before the number, wherever people read it: a factor is no difference."""
+        return "×" if self.kind == "ratio" else ""
 
     @property
     def of_groups(self) -> bool:
@@ -218,7 +222,7 @@ METRICS: tuple[MetricSpec, ...] = (
         importance=8,
         hub=("perplexity_ratio", "Perplexity / base's"),
         places=(
-            Shown("runs", ".5f", sign="×"),
+            Shown("runs", ".5f"),
             Shown("card"),
             Shown("page"),
             Shown("page groups"),
@@ -390,7 +394,7 @@ def shown(place: Place) -> list[tuple[MetricSpec, Shown]]:
     """The metrics that a place shows, in their order, and how."""
     return [
         (metric, Shown(own.place, own.form or metric.form, own.heading or metric.heading,
-                       own.ends or own.form or metric.form, own.sign, own.interval))
+                       own.ends or own.form or metric.form, own.interval))
         for metric in METRICS
         for own in metric.places
         if own.place == place

@@ -436,12 +436,27 @@ class _Help(Prints):
         return parser.format_help(everything=values == "all")
 
 
+# What llama.cpp, vLLM and others call a flag, where its letters are nearer to another of ours.
+_ELSEWHERE = dict.fromkeys(
+    ("ctx", "ctx-size", "ctx-len", "n-ctx", "seqlen", "seq-len", "max-length", "max-model-len"),
+    "context-length",
+)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about a word that is not known: the nearest one that is, or nothing."""
+    """The end of a message about a word that is not known: the one that has its meaning, or the nearest
+    one, or nothing."""
     # Not at the top: difflib is no part of a command that was spelled right.
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {near}?" for near in get_close_matches(word, known, 1, 0.6))
+    known, called = list(known), _ELSEWHERE.get(_bare(word))
+    near = [k for k in known if _bare(k) == called] or get_close_matches(word, known, 1, 0.6)
+    return "".join(f"; did you mean {name}?" for name in near)
+
+
+def _bare(name: str) -> str:
+    """A flag's or a keyword's name as both have it."""
+    return name.lstrip("-").replace("_", "-")
 
 
 class Once(argparse.Action):

@@ -229,7 +229,7 @@ class Gates(Flags, part="output", group=GATES):
         "fail if the KLD's 99th percentile exceeds NATS", "NATS", read=nats_of
     )
     max_ppl_ratio: Flag[float | None, Limit | None] = Flag(
-        "fail if PPL / base PPL exceeds R", "R", read=ratio_of
+        "fail if PPL / base exceeds R", "R", read=ratio_of
     )
     min_top1: Flag[float | str | None, Limit | None] = Flag(
         "fail if the share of targets with the same top-1 token is below SHARE, such as 0.9 "

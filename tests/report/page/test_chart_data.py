@@ -8,6 +8,7 @@ from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.errors import RunFolderError
+from scoremode.report.document import rate
 from scoremode.report.page.chart_data import attributions, recipe_curves
 from scoremode.report.page.data import report_data
 from scoremode.report.page.figures import figures, identities
@@ -105,7 +106,7 @@ def test_groups_of_the_text_have_a_table_a_metric_and_turns_a_line(tmp_path):
     who = identities(section)
     flips = by_id["group:label:confident_flips"]
     (row,) = groups_table(flips, section["runs"], who, "t").rows
-    rates = [f"{1e4 * group['confident_flips']['value']:,.1f}" for group in groups]
+    rates = [rate(group["confident_flips"]["value"]) for group in groups]
     assert [cell.text for cell in row.cells[2:]] == rates
     assert not any(cell.attributes["class"] for cell in row.cells[2:])
     assert "group:turn" in {f.name for f in figures(section, {})}

@@ -106,15 +106,15 @@ def _table(value: Mapping[str, Any]) -> Table:
 
 def _card_column(metric: MetricSpec, own: Shown) -> Column:
     if own.interval:
-        return _with_interval(own.heading, own.form)
+        return _with_interval(own.heading, own.form, metric.sign)
     if metric.percent is not None:
         return number(own.heading, metric.data_key, own.form)
     return metric_columns(metric, own)[0]
 
 
-def _with_interval(head: str, form: str) -> Column:
+def _with_interval(head: str, form: str, sign: str = "") -> Column:
     def show(metric: Metric) -> str:
-        value, ends = f"{metric.value:{form}}", metric.ci95
+        value, ends = f"{sign}{metric.value:{form}}", metric.ci95
         return value if ends is None else f"{value} [{ends[0]:{form}}, {ends[1]:{form}}]"
 
     return Column(head, None, show)

@@ -244,6 +244,9 @@ def quantity(field: str, title: str, axis: "Scale") -> Spec:
         scale["constant"] = SYMLOG
     form = "~g" if axis.kind == "log" else ",~r"
     drawn: Spec = {"format": form, "values": list(axis.ticks)} if axis.ticks else {"tickCount": 7}
+    if axis.kind == "symlog":
+        # Drawn by what a ratio is above 1, and read as the ratio.
+        drawn["labelExpr"] = "'×' + format(1 + datum.value / 100, ',.9~r')"
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": drawn}
 
 

@@ -75,9 +75,9 @@ FRONTIERS = {
     ),
     "ppl_ratio": FrontierKind(
         "Size and perplexity",
-        "How much more surprising the text became. An interval that holds 0 leaves open whether "
-        "anything was lost. The scale is linear near 0, logarithmic further off.",
-        "PPL / base's PPL", "", "PPL above the base's (%)", 1.0, "nll",
+        "How much more surprising the text became. An interval that holds 1 leaves open whether "
+        "anything was lost. The scale is linear near 1, logarithmic further off.",
+        "PPL / base", "", "PPL / base", 1.0, "nll",
     ),
     "kld_p999": FrontierKind(
         "Size and the worst token in a thousand",

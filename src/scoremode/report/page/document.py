@@ -233,7 +233,7 @@ def _closest(run: Run, *, alone: bool) -> str:
     if run["top1"] is not None:
         facts.append(f"the same likeliest token at {percent(run['top1']['value'])} of the places")
     if run["ppl_ratio"] is not None:
-        facts.append(f"perplexity {ratio_words(run['ppl_ratio']['value'])}")
+        facts.append(f"PPL / base {ratio_words(run['ppl_ratio']['value'])}")
     if run["bytes"] is not None:
         facts.append(size_words(run["bytes"]))
     lead = "against its base" if alone else "is the closest to the base"

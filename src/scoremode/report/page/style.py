@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.errors import escaped
+from scoremode.report.document import rate
 from scoremode.report.page.definition import Measured
 from scoremode.results.metrics import Kind
 
@@ -121,12 +122,10 @@ def kld_words(value: float | None) -> str:
 
 
 def ratio_words(value: float | None) -> str:
-    """A ratio near 1 as what it is above or below it, a large one as a factor: `+1.72 %`, `×12.3`."""
+    """A ratio as a factor: `×1.0172`, `×12.35`."""
     if value is None:
         return NONE
-    if value >= 2:
-        return f"×{value:,.2f}" if value < 1e5 else f"×{value:.2e}"
-    return f"{100 * (value - 1):+.2f} %".replace("-", "−")
+    return f"×{value:,.{4 if value < 2 else 2}f}" if value < 1e5 else f"×{value:.2e}"
 
 
 def ppl_words(value: float | None) -> str:
@@ -144,7 +143,7 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 def rate_words(value: float | None) -> str:
     """A share of what is rare, in 10,000: `12.3`."""
-    return NONE if value is None else f"{1e4 * value:,.1f}"
+    return NONE if value is None else rate(value)
 
 
 def bits_words(value: float | None) -> str:
@@ -168,8 +167,8 @@ def interval_words(metric: Measured | None, words: Callable[[float], str]) -> st
     if metric is None or metric["lower"] is None or metric["upper"] is None:
         return ""
     ends = [words(metric["lower"]), words(metric["upper"])]
-    # The unit stands behind the value.
-    return f"[{', '.join(end.removesuffix(' %') for end in ends)}]"
+    # Unit and sign stand beside the value.
+    return f"[{', '.join(end.removesuffix(' %').removeprefix('×') for end in ends)}]"
 
 
 def size_unit(sizes: list[Any]) -> tuple[int, str]:
