@@ -59,6 +59,6 @@ def test_a_variants_line_has_its_size_its_ratio_and_its_distance():
     ).splitlines()
     assert header.split("  ")[0] == "model" and "95 % of the ratio" in header
     assert one.split() == [
-        *("A", "4.500", "44.4444", "+2.34%", "[1.0212,", "1.0256]", "0.01235", "0.1235", "87.65%")
+        *("A", "4.500", "44.4444", "×1.0234", "[1.0212,", "1.0256]", "0.01235", "0.1235", "87.65%")
     ]
-    assert two.split()[3:5] == ["-1.00%", "-"]
+    assert two.split()[3:5] == ["×0.9900", "-"]

@@ -437,7 +437,7 @@ class _Help(Prints):
 
 
 # What llama.cpp, vLLM and others call a flag, where its letters are nearer to another of ours.
-_ELSEWHERE = dict.fromkeys(
+_ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("ctx", "ctx-size", "ctx-len", "n-ctx", "seqlen", "seq-len", "max-length", "max-model-len"),
     "context-length",
 )
