@@ -98,13 +98,14 @@ def test_protocol_and_text_are_shown_where_there_are_several():
 
 
 def test_what_all_models_of_an_ended_sweep_say_is_said_once():
-    waiting = {"folder": "out", "state": "waiting", "problem": "its sweep was ended"}
+    waiting = {"folder": "out", "state": "waiting", "problem": "was ended with models left",
+               "resume": "scoremode kld q4 q8"}  # fmt: skip
     models = [
         waiting | {"label": name, "model": name, "protocol": "p", "text": "t"}
         for name in ("q4", "q8")
     ]
     text = document_text(status_document(models))
-    assert text.count("its sweep was ended") == 1 and "q4" in text and "q8" in text
+    assert text.count("was ended with") == text.count("goes on with: scoremode kld q4 q8") == 1
 
 
 def test_why_a_model_of_a_sweep_failed_is_said_of_the_model():

@@ -1,6 +1,7 @@
 """A sweep's manifest: whole, sealed, and refused where it is not what was written."""
 
 import json
+import shlex
 
 import pytest
 from support.hostile_files import KINDS, put, snapshot
@@ -34,7 +35,7 @@ def manifest(tmp_path):
         "schema_version": SCHEMA_VERSION,
         "created": "2026-11-23T00:00:00Z",
         "updated": "2026-11-23T00:00:00Z",
-        "command": ["scoremode", "kld"],
+        "command": ["scoremode", "kld", "q 1"],
         "base": "base",
         "revision": None,
         "models": ["q"],
@@ -108,10 +109,12 @@ def test_models_without_a_run_are_told_with_the_reason(manifest, tmp_path):
     assert (two["model"], two["state"], two["problem"]) == ("q2", "failed", "q2: is broken")
     assert (one["protocol"], one["text"], one["reference"]) == ("disjoint", "text", "base")
     killed = unfinished(tmp_path)
-    assert (
-        killed is not None
-        and killed[0]["problem"] == "its sweep was ended: the same command goes on with it"
-    )
+    assert killed is not None
+    ended, command = "was ended with models left", shlex.join(manifest["command"])
+    assert [(each["problem"], each["resume"]) for each in killed] == [
+        (ended, command),
+        ("q2: is broken", None),
+    ]
     assert unfinished(tmp_path / "elsewhere") is None
 
 

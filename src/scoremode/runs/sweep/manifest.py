@@ -6,6 +6,7 @@ The manifest is written whole at every step, and believed only where it is seale
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -148,12 +149,14 @@ def unfinished(folder: Path) -> list[dict[str, Any]] | None:
     """The models of a sweep that have no run to look at, as `status` tells of runs; None without sweep.
 
     Each with `folder`, the sweep's, `state` (`waiting` or `failed`), `label`, `model`, `reference`,
-    `protocol`, `text`, and the `problem`: of one that waits, that nobody works on the sweep. Raises
-    RunFolderError as `read_manifest` does.
+    `protocol`, `text`, and the `problem`: of one that waits, that nobody works on the sweep, and then
+    the command to `resume` it by. Raises RunFolderError as `read_manifest` does.
     """
     if (manifest := read_manifest(folder)) is None:
         return None
-    left = None if _is_held(folder) else "its sweep was ended: the same command goes on with it"
+    left, resume = None, None
+    if not _is_held(folder):
+        left, resume = "was ended with models left", shlex.join(manifest["command"]) or None
     found, labels = [], manifest.get("labels", {})
     for entry in manifest["entries"]:
         if entry["status"] in ("waiting", "failed"):
@@ -168,6 +171,7 @@ def unfinished(folder: Path) -> list[dict[str, Any]] | None:
                     "protocol": pair["protocol"],
                     "text": pair["corpus"],
                     "problem": entry["error"] or left,
+                    "resume": None if entry["error"] else resume,
                 }
             )
     return found
