@@ -147,7 +147,8 @@ class Text(Flags, part="text", group=TEXT):
     )
     group_by: Name = Flag(
         "report each group of rows separately, by this column or field of a data set or of chats, "
-        "such as domain; file: score each file of -f by itself, labeled by its name",
+        "such as domain; span: the reasoning, tool names, tool arguments, answers and code of chats; "
+        "file: score each file of -f by itself, labeled by its name",
         "FIELD",
         sources=_ROWS | {"-f"},
     )

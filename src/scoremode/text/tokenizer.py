@@ -107,6 +107,15 @@ class Tokenizer:
         with naming(self.source, "cannot decode tokens"):
             return self.backend.decode(list(ids), skip_special_tokens=False)
 
+    def decoded_one_by_one(self, ids: Sequence[int]) -> list[str]:
+        """What each of `ids` adds to the text of those before it: nothing, where bytes of a character
+        are still to come."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        with naming(self.source, "cannot decode tokens"):
+            return [stream.step(self.backend, i) or "" for i in ids]
+
     def encode_with_spans(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """int32 [N], the ids of `text` without special tokens that it adds, and int64 [N, 2], the
         characters of each, begin and end."""

@@ -20,6 +20,7 @@ import numpy as np
 from scoremode.errors import CorpusError, UsageError
 from scoremode.lib.files import MOST_JSON, MOST_TEXT, read_regular
 from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
+from scoremode.text.conversations.spans import BY_SPAN, SPANS
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Cut, Spoken, Tally, Tokens, cut, tokens_of
 from scoremode.text.corpus import Corpus
@@ -136,7 +137,13 @@ class Conversations(Corpus):
                 f"{first.where}: is a chat, and {tokenizer.source} has no chat template: give one with "
                 "--chat-template FILE"
             )
-        spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
+        by_span = self.group_by == BY_SPAN
+        if by_span and protocol.scored == "all":
+            raise CorpusError(
+                f"{self.name}: --group-by {BY_SPAN} groups what the assistant says, and protocol "
+                f"{protocol.name} scores all tokens"
+            )
+        spoken = Spoken(tokenizer, template, ends, protocol.scored, by_span=by_span)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
         found, protocol, notes = self._cut(texts, protocol, positions)
         rows = np.array([self._row(i) for i in range(len(self.chats))], np.int32)
@@ -184,7 +191,9 @@ class Conversations(Corpus):
         return found, shorter, (line,)
 
     def _labels(self, found: Cut, labels: list[str]) -> Labels:
-        """The groups of all tokens, by those of all rows."""
+        """The groups of all tokens: the parts of their turns, or by the groups of all rows."""
+        if found.span is not None:
+            return Labels.of_places(SPANS, found.span)
         # Tokens that no window holds are no targets, and may have any group.
         whose = np.full(len(found.tokens), found.conversation[0], np.int64)
         for start, stop, row in zip(found.start, found.stop, found.conversation, strict=True):
@@ -219,7 +228,7 @@ class Conversations(Corpus):
 
     def _label(self, chat: Conversation) -> str:
         """The group of a conversation. Raises CorpusError for one that names none."""
-        if self.group_by is None:
+        if self.group_by in (None, BY_SPAN):
             return ""
         has = fields_of(chat.row, "no other field")
         return label_of(chat.row.get(self.group_by), chat.where, self.group_by, f" (it has {has})")

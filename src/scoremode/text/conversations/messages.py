@@ -180,7 +180,19 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise CorpusError(f"{where}: a tool call has no name")
     if isinstance(call.get("arguments"), str):
         call["arguments"] = _json(call["arguments"], f"{where}: arguments of {call['name']}")
+    if isinstance(call.get("arguments"), dict):
+        call["arguments"] = _Arguments(call["arguments"])
     return call
+
+
+class _Arguments(dict[str, Any]):
+    """An object that is JSON where a template adds it to a text: DeepSeek's take no other."""
+
+    def __add__(self, text: Any) -> str:
+        return json.dumps(self, ensure_ascii=False) + text
+
+    def __radd__(self, text: Any) -> str:
+        return text + json.dumps(self, ensure_ascii=False)
 
 
 def _said(value: Any, where: str) -> dict[str, Any]:

@@ -34,7 +34,18 @@ from scoremode.text.conversations.messages import REASONING, Conversation
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["BEGIN", "DATE", "END", "ChatTemplate", "Rendered", "Scored", "Turn", "turns"]
+__all__ = [
+    "BEGIN",
+    "DATE",
+    "END",
+    "PROBE",
+    "ChatTemplate",
+    "Rendered",
+    "Scored",
+    "Turn",
+    "common",
+    "turns",
+]
 
 
 # Around what a template says that the model generated, while it is rendered. Unicode keeps these two
@@ -51,7 +62,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
 
 # A character that no prompt begins with and no reply goes on with: Unicode has none such.
-_PROBE = "\ufdd2"
+PROBE = "\ufdd2"
 
 Scored = Literal["assistant", "completion", "all"]
 Spans = tuple[tuple[int, int], ...]
@@ -233,6 +244,7 @@ class Turn:
     - `is_last`: whether it ends the conversation.
     - `marks`: characters that its template marks as generated in it, some perhaps before `begin`; None
       of a template that marks nothing.
+    - `message`: its place in the conversation; the last message of a whole one.
     """
 
     text: str
@@ -241,6 +253,7 @@ class Turn:
     as_prompted: bool = True
     is_last: bool = True
     marks: Spans | None = None
+    message: int = -1
 
     @property
     def spans(self) -> Spans:
@@ -302,7 +315,7 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
     as_prompted = True
     if before:
         prompt = template.render(before, tools, prompts=True).text
-        begin = _common(prompt, whole.text)
+        begin = common(prompt, whole.text)
         as_prompted = begin == len(prompt)
         if not as_prompted and begin < len(template.render(before, tools).text):
             raise CorpusError(
@@ -318,16 +331,16 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
     # One that ends where the turn begins is an earlier turn's, unless the turn says nothing in it.
     own = (m for m in whole.marks if m[1] > begin or m[0] == m[1] == begin)
     marks = tuple(own) if template.marks_turns else None
-    return Turn(whole.text, begin, len(whole.text), as_prompted, marks=marks)
+    return Turn(whole.text, begin, len(whole.text), as_prompted, marks=marks, message=message)
 
 
 def _opening(template: ChatTemplate, conversation: Conversation, text: str) -> int:
     """The beginning of a turn in `text` that nothing comes before: behind the template's prompt for
     later replies, if that prompt stands before the turn's words."""
     tools = conversation.tools
-    later = [conversation.messages[0], {"role": "user", "content": _PROBE}]
+    later = [conversation.messages[0], {"role": "user", "content": PROBE}]
     bare, prompt = (template.render(later, tools, prompts=p).text for p in (False, True))
-    opens = prompt[_common(bare, prompt) :]
+    opens = prompt[common(bare, prompt) :]
     at = text.find(opens, 0, _header(template, (), tools, text))
     return 0 if at < 0 else at + len(opens)
 
@@ -341,11 +354,11 @@ def _header(
     """Characters of a prompt that a turn has as well, whatever is said in it: a reply that begins like
     the prompt's end, as `<b>` does like `<think>`, begins no later."""
     try:
-        probe = template.render([*before, {"role": "assistant", "content": _PROBE}], tools)
+        probe = template.render([*before, {"role": "assistant", "content": PROBE}], tools)
     except TokenizerError:
         # It takes no such reply; then what the two have in common is all there is to go by.
         return len(prompt)
-    return _common(prompt, probe.text)
+    return common(prompt, probe.text)
 
 
 def _as_generated(
@@ -360,12 +373,12 @@ def _as_generated(
         return turn
     # One that was cut while it reasoned has no content yet.
     names = ("content",) if last["content"] else tuple(name for name in REASONING if name in last)
-    longer = last | {name: last[name] + _PROBE for name in names}
-    end = _common(turn.text, template.render([*messages[:-1], longer], conversation.tools).text)
+    longer = last | {name: last[name] + PROBE for name in names}
+    end = common(turn.text, template.render([*messages[:-1], longer], conversation.tools).text)
     return replace(turn, text=turn.text[:end], end=max(end, turn.begin))
 
 
-def _common(one: str, other: str) -> int:
+def common(one: str, other: str) -> int:
     """Characters that two texts have in common at their beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:

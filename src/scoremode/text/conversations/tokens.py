@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import Conversation
+from scoremode.text.conversations.spans import span_of_tokens
 from scoremode.text.conversations.template import ChatTemplate, Scored, Turn, turns
 from scoremode.text.tokenizer import Tokenizer
 
@@ -37,10 +38,12 @@ class Tokens:
 
     - `ids` int32 [n]: its tokens; `turn` int32 [n]: of each target the number of its turn in the
       conversation, -1 of what is no target, as the first never is.
+    - `span` int8 [n]: of each target the part of its turn (`spans.SPANS`); None where nobody asks.
     """
 
     ids: NDArray[np.int32]
     turn: NDArray[np.int32]
+    span: NDArray[np.int8] | None = None
 
     @property
     def counts(self) -> NDArray[np.bool_]:
@@ -91,6 +94,7 @@ class Spoken:
 
     - `template`: None where there is none; `ends`: ids of tokens with which a model ends a turn.
     - `scored`: which targets count. `tally`: what is counted meanwhile.
+    - `by_span`: whether the parts of turns are told apart.
     """
 
     tokenizer: Tokenizer
@@ -98,6 +102,7 @@ class Spoken:
     ends: frozenset[int]
     scored: Scored = "assistant"
     tally: Tally = field(default_factory=Tally)
+    by_span: bool = False
 
 
 def tokens_of(conversation: Conversation, spoken: Spoken) -> list[Tokens]:
@@ -112,6 +117,8 @@ def tokens_of(conversation: Conversation, spoken: Spoken) -> list[Tokens]:
             into = shared[-1].turn[: len(tokens.ids)]
             assert not (tokens.counts & (into >= 0)).any(), f"{conversation.where}: a target twice"
             into[tokens.counts] = number
+            if tokens.span is not None:
+                shared[-1].span[: len(tokens.ids)][tokens.counts] = tokens.span[tokens.counts]  # pyright: ignore[reportOptionalSubscript]
         else:
             shared.append(tokens)
     for turn in found:
@@ -142,10 +149,15 @@ def _tokens(conversation: Conversation, number: int, turn: Turn, spoken: Spoken)
         tally = replace(tally, straddling=0, respelled=1)
         ids, begin = own
         end, is_target = len(ids), np.arange(len(ids)) >= begin
+        if spoken.by_span:
+            spans = _spelled(ids, begin, turn.spans[0][0], spoken.tokenizer)
     if is_target[:1].any():
         is_target[0], tally.opening = False, 1
     spoken.tally.add(tally)
-    return Tokens(ids[:end], np.where(is_target[:end], number, -1).astype(np.int32))
+    span = None
+    if spoken.by_span and turn.spans:
+        span = span_of_tokens(turn, spans[:end], conversation, spoken.template)
+    return Tokens(ids[:end], np.where(is_target[:end], number, -1).astype(np.int32), span)
 
 
 # What a token of a turn is that is no target.
@@ -211,6 +223,18 @@ def _as_generated(
     return (whole, len(front)) if spelled == said else None
 
 
+def _spelled(
+    ids: NDArray[np.int32], begin: int, at: int, tokenizer: Tokenizer
+) -> NDArray[np.int64]:
+    """int64 [n, 2]: the characters that each of `ids` spells, of which number `begin` spells from
+    character `at` on; those before it, none."""
+    texts = tokenizer.decoded_one_by_one(ids.tolist())
+    ends = at + np.cumsum([0, *map(len, texts[begin:])])
+    # Bytes of a character that the next ids complete are of that character.
+    of = np.stack([ends[:-1], np.maximum(ends[1:], ends[:-1] + 1)], 1)
+    return np.concatenate([np.zeros((begin, 2), np.int64), of])
+
+
 def _with_sides(
     ids: NDArray[np.int32], spans: NDArray[np.int64], tokenizer: Tokenizer
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -238,6 +262,7 @@ class Cut:
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, and those of its
       targets count that lie from its position `first[w]` on.
     - `place` int32 [N]: how many targets of the same turn stand before each target; 0 for other tokens.
+    - `span` int8 [N]: as in `Tokens`.
     - `conversation` int32 [W]: the place of each window's conversation among all that were read.
     - `long`, `lost`: conversations with a text longer than the context, and those of them of which no
       target is left.
@@ -254,6 +279,7 @@ class Cut:
     long: int
     lost: int
     targets: int
+    span: NDArray[np.int8] | None
 
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
@@ -311,7 +337,9 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
     windows, long, lost, targets, turns = _Windows(length, rule), 0, 0, 0, 0
     for place, texts in enumerate(conversations):
         targets += sum(int(text.counts.sum()) for text in texts)
-        texts = [Tokens(t.ids, np.where(t.counts, t.turn + turns, -1).astype("i4")) for t in texts]
+        texts = [
+            replace(t, turn=np.where(t.counts, t.turn + turns, -1).astype("i4")) for t in texts
+        ]
         turns = max([turns, *(int(text.turn.max()) + 1 for text in texts)])
         long += any(len(text.ids) > length for text in texts)
         lost += not sum(windows.add(text, place) for text in texts)
@@ -320,6 +348,7 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
             f"no target is left of {lost:,} conversations in windows of {length:,} tokens"
         )
     start, stop, first, conversation = np.array(windows.spans, np.int64).T.copy()
+    spans = [text.span for text in windows.texts if text.span is not None]
     return Cut(
         np.concatenate([text.ids for text in windows.texts]),
         np.concatenate([text.turn for text in windows.texts]),
@@ -331,6 +360,7 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
         long,
         lost,
         targets,
+        np.concatenate(spans) if spans else None,
     )
 
 
