@@ -11,7 +11,7 @@ from support.checkpoint_folders import INDEX, TENSORS, refusal, write
 from support.gguf.files import llama
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.model_files import refuse_adapter, resolve_model
+from scoremode.checkpoint.model_files import models_in, refuse_adapter, resolve_model
 from scoremode.errors import CheckpointError, UnsupportedFormat
 
 
@@ -106,7 +106,22 @@ def test_safetensors_come_before_gguf(tmp_path):
 def test_which_of_several_gguf_files(tmp_path):
     for name in ("b-Q8_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj-b.gguf"):
         (tmp_path / name).write_bytes(b"")
-    assert refusal(str(tmp_path)).endswith("GGUF files? a-00001-of-00002.gguf, b-Q8_0.gguf")
+    assert refusal(str(tmp_path)).endswith("its models? a-00001-of-00002.gguf, b-Q8_0.gguf")
+
+
+def test_folders_of_models_beside_gguf_files_are_not_left_out(tmp_path, single):
+    """One GGUF file beside a quant's folder is not all that the folder has."""
+    folder = tmp_path / "quants"
+    for name in ("notes", "folder.gguf", "split"):
+        (folder / name).mkdir(parents=True)
+    (folder / "mmproj-x.gguf").touch()
+    assert models_in(folder) == [] and models_in(Path(single)) == []
+    file = folder / "x-Q4_K_M.gguf"
+    file.write_bytes(llama())
+    assert resolve_model(str(folder)).path == file
+    (folder / "W4A16").symlink_to(single)
+    (folder / "split" / "y-00001-of-00002.gguf").touch()
+    assert refusal(str(folder)).endswith("which of its models? W4A16, split, x-Q4_K_M.gguf")
 
 
 def test_a_gguf_file_is_a_model(tmp_path):
@@ -116,6 +131,27 @@ def test_a_gguf_file_is_a_model(tmp_path):
     assert (files.path, files.source) == (file, str(file))
     with pytest.raises(CheckpointError, match="is a file: --revision v1 has no meaning"):
         resolve_model(str(file), "v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("wiki.raw", b"x" + "ß".encode() * 4096, "or a hub id, and the text with -f "),
+        ("rows.jsonl", b"{}", "is a file of rows: "),
+        ("config.json", b"{}", "is a file: give the model's folder"),
+        ("model.pt", b"PK\3\4\0", "is a file: give the model's folder"),
+    ],
+)  # fmt: skip
+def test_a_text_in_the_models_place_is_told_where_it_belongs(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    assert words in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "quants/x.gguf", "a/b/c", "quants/", "./x", "~/x"])
+def test_a_path_that_is_not_there_is_not_asked_for_on_the_hub(name, monkeypatch):
+    monkeypatch.setattr("scoremode.lib.hub.find_revision", lambda *_: pytest.fail("asked"))
+    with pytest.raises(CheckpointError, match=f"^{name}: no such (file|folder)$"):
+        resolve_model(name)
 
 
 def test_another_file_is_none(tmp_path):

@@ -52,7 +52,7 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     assert out.startswith("best: ") and all(name in out for name in names)
     lines = err.splitlines()
     ended = [line for line in lines if " of 3)" in line]
-    assert len(ended) == 3 and sum("KLD " in line and "PPL ×" in line for line in ended) == 2
+    assert len(ended) == 3 and sum("KLD " in line and "PPL / base ×" in line for line in ended) == 2
     assert sum("/no/such/model: error: no such folder" in line for line in ended) == 1
     assert lines[-1].startswith("scoremode: error: 1 of 3 runs failed")
     # The same again, as CSV, with a gate that nobody meets.

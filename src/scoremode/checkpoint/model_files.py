@@ -7,6 +7,7 @@ hold is refused by its name, with what to do instead.
 """
 
 import os
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.config import read_json
-from scoremode.checkpoint.gguf.names import gguf_parts, is_gguf, named_gguf, only_gguf
+from scoremode.checkpoint.gguf.names import gguf_parts, is_gguf, listed, model_files, named_gguf
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 
 # The files that transformers makes a fast tokenizer from where there is no tokenizer.json.
@@ -75,7 +76,7 @@ def resolve_model(model: "str | Path | ModelFiles", revision: str | None = None)
     """Finds the files of `model`: a folder, a GGUF file, a name on the hub. Files that were found
     already are returned as they are.
 
-    A GGUF file is named itself, or is the only one of a folder that has no safetensors; of the hub's
+    A GGUF file is named itself, or is the only model of a folder that has no safetensors; of the hub's
     `org/repo:FILE.gguf`, or by a quant's name that one file alone has, `org/repo:Q4_K_M`.
 
     From the hub configuration, tokenizer and chat template are fetched, or that GGUF file, all of the
@@ -98,14 +99,60 @@ def resolve_local(model: str | Path | ModelFiles) -> ModelFiles:
         return model
     path = Path(model)
     if path.is_dir():
-        path = path if _has_safetensors(path) else only_gguf(path) or path
+        if models := models_in(path):
+            if len(models) > 1:
+                raise CheckpointError(f"{model}: which of its models? {listed(models)}")
+            path = path / models[0] if is_gguf(path / models[0]) else path
     elif not path.exists():
         raise _missing(str(model))
     elif not is_gguf(path):
-        raise CheckpointError(
-            f"{model} is a file: give the model's folder, a .gguf file or a hub id"
-        )
+        raise CheckpointError(_no_model(path))
     return ModelFiles(str(model), path, str(path))
+
+
+def models_in(folder: Path) -> list[str]:
+    """The names of models in a folder that is none itself: its GGUF files, those of splits by their
+    first, and folders of models; empty for anything else."""
+    if not folder.is_dir() or _has_safetensors(folder):
+        return []
+    files: list[str] = []
+    folders: list[Path] = []
+    for path in folder.iterdir():
+        if path.is_dir():
+            folders.append(path)
+        else:
+            files.append(path.name)
+    return sorted([*model_files(files), *(path.name for path in folders if _has_model(path))])
+
+
+def _has_model(folder: Path) -> bool:
+    if _has_safetensors(folder):
+        return (folder / "config.json").exists()
+    return bool(model_files(file.name for file in folder.glob("*") if file.is_file()))
+
+
+def _no_model(file: Path) -> str:
+    """The line on a file that is none of a model: a text is often named in a model's place."""
+    model = "the model's folder, a .gguf file or a hub id"
+    if file.suffix.lower() in (".jsonl", ".parquet"):
+        return f"{file} is a file of rows: give {model}, and the rows with --dataset-file {file}"
+    if file.suffix.lower() not in (".json", ".yaml", ".toml") and _is_text(file):
+        return f"{file} is a text: give {model}, and the text with -f {file}"
+    return f"{file} is a file: give {model}"
+
+
+def _is_text(file: Path) -> bool:
+    """Tells whether a file begins as a text does."""
+    if not file.is_file() or not os.access(file, os.R_OK):
+        return False
+    with file.open("rb") as opened:
+        begin = opened.read(4096)
+    try:
+        # The last character may be cut.
+        text = getincrementaldecoder("utf-8")().decode(begin)
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and "\0" not in text
 
 
 def resolve_tokenizer(place: "str | Path | ModelFiles") -> ModelFiles:
@@ -138,8 +185,9 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
     from scoremode.lib.hub import find_revision
 
     repo, wanted = named_gguf(model) or (model, None)
-    if repo.count("/") > 1 or repo.startswith((".", "/", "~")):  # no name on the hub
-        raise _missing(model)
+    is_file = wanted is None and repo.lower().endswith(".gguf")
+    if is_file or repo.count("/") > 1 or repo.startswith((".", "/", "~")) or repo.endswith("/"):
+        raise _missing(model)  # no name on the hub
     try:
         there = find_revision(repo, revision)
     except OSError as error:

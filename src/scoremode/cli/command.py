@@ -176,6 +176,11 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     if spec.engine == "torch" and from_hub:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
+    if os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name too long
+        from scoremode.checkpoint.model_files import resolve_local
+
+        # A text in the model's place is said before another one is asked for.
+        resolve_local(model)
     found = _found_on_hub(model, spec.revision) if from_hub else model
     if (base := more.get("reference")) is not None:
         named = base, more["reference_revision"]

@@ -76,8 +76,8 @@ class _Several(
     part="output",
     group=Group(
         "several models",
-        "folders, hub ids, .gguf files, patterns such as 'org/repo:*.gguf', or finished runs' "
-        "folders",
+        "folders (also of models), hub ids, .gguf files, patterns such as 'org/repo:*.gguf', or "
+        "finished runs' folders",
     ),
 ):
     further_models = Further()
@@ -166,9 +166,11 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
             return True
         model = named_model(self)
         # Path.exists raises for a name too long.
-        return (
-            model is not None and any(c in model for c in "*?[") and not os.path.exists(model)  # noqa: PTH110
-        )
+        if model is None or not os.path.exists(model):  # noqa: PTH110
+            return model is not None and any(c in model for c in "*?[")
+        from scoremode.checkpoint.model_files import models_in
+
+        return len(models_in(Path(model))) > 1
 
     def _run_several(self, session: Session) -> int:
         from scoremode.cli.sweep import print_foreseen, print_outcome, sweep_of, swept

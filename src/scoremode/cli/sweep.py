@@ -363,9 +363,12 @@ def _labels(models: Sequence[str], labels: Sequence[str | None]) -> dict[str, st
             f"--label {next(filter(None, labels))}: {len(labels)} labels for {len(models)} models: "
             "give one for each, in their order"
         )
+    from scoremode.checkpoint.model_files import models_in
+
     found = {name: text for name, text in zip(models, labels, strict=False) if text is not None}
     for name, text in found.items():
-        if any(c in name for c in "*?[") and not os.path.exists(name):  # noqa: PTH110
+        is_here = os.path.exists(name)  # noqa: PTH110  Path.exists raises for a name too long
+        if len(models_in(Path(name))) > 1 if is_here else any(c in name for c in "*?["):
             raise UsageError(f"--label {text}: {name} stands for several models")
         if os.path.exists(os.path.join(name, "record.json")):  # noqa: PTH110, PTH118
             raise UsageError(f"--label {text}: {name} is a finished run, which has its own label")

@@ -1,8 +1,8 @@
-"""Which GGUF file a folder or a repository means."""
+"""Which GGUF file of a repository a name means."""
 
 import pytest
 
-from scoremode.checkpoint.gguf.names import choose, only_gguf
+from scoremode.checkpoint.gguf.names import choose
 from scoremode.errors import CheckpointError
 
 FILES = [
@@ -79,18 +79,3 @@ def test_the_only_one():
         choose("lab/m", ["x.md"], None)
     with pytest.raises(CheckpointError, match=r"lab/m: which of its GGUF files\? .* and 10 more"):
         choose("lab/m", [f"{n}.gguf" for n in range(30)], None)
-
-
-def test_the_only_one_of_a_folder(tmp_path):
-    assert only_gguf(tmp_path) is None
-    (tmp_path / "folder.gguf").mkdir()
-    (tmp_path / "mmproj-x.gguf").touch()
-    assert only_gguf(tmp_path) is None
-    for n in (2, 1):
-        (tmp_path / f"x-0000{n}-of-00002.gguf").touch()
-    assert only_gguf(tmp_path) == tmp_path / "x-00001-of-00002.gguf"
-    (tmp_path / "y.GGUF").touch()
-    with pytest.raises(
-        CheckpointError, match=r"which of its GGUF files\? x-00001-of-00002.gguf, y"
-    ):
-        only_gguf(tmp_path)

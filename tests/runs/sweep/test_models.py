@@ -28,6 +28,14 @@ def test_a_pattern_stands_for_the_models_that_fit_it(folder):
     ]
 
 
+def test_a_folder_of_models_stands_for_all_of_them(folder):
+    (folder / "model" / "model.safetensors").touch()
+    (folder / "model" / "config.json").write_text("{}")
+    names = ["a-Q4_K_M.gguf", "b-Q8_0.gguf", "c-00001-of-00002.gguf", "model", "odd[1].gguf"]
+    assert all_models([str(folder)]) == [f"{folder}/{name}" for name in names]
+    assert all_models([f"{folder}/model"]) == [f"{folder}/model"]
+
+
 def test_a_name_that_is_there_is_no_pattern(folder):
     assert all_models([f"{folder}/odd[1].gguf"]) == [f"{folder}/odd[1].gguf"]
 

@@ -1,4 +1,4 @@
-"""The GGUF file that a name means: in a folder, or among the many quants of a hub repository."""
+"""The GGUF file that a name means among the many quants of a folder, or of a hub repository."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,19 +19,6 @@ _MOST_SHOWN = 20
 def is_gguf(path: Path) -> bool:
     """Tells whether `path` is a file that is called a GGUF file."""
     return path.suffix.lower() == ".gguf" and path.is_file()
-
-
-def only_gguf(folder: Path) -> Path | None:
-    """The one model of a folder's GGUF files, None where it has none of them.
-
-    Raises CheckpointError for several.
-    """
-    names = model_files(path.name for path in folder.glob("*") if path.is_file())
-    if not names:
-        return None
-    if len(names) > 1:
-        raise CheckpointError(f"{folder}: which of its GGUF files? {_listed(names)}")
-    return folder / names[0]
 
 
 def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
@@ -60,8 +47,8 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
         return found[0]
     which = repo if wanted is None else f"{repo}:{wanted}"
     if not found:
-        raise CheckpointError(f"{which}: is none of its GGUF files: {_listed(names)}")
-    raise CheckpointError(f"{which}: which of its GGUF files? {_listed(found)}")
+        raise CheckpointError(f"{which}: is none of its GGUF files: {listed(names)}")
+    raise CheckpointError(f"{which}: which of its GGUF files? {listed(found)}")
 
 
 def model_files(files: Iterable[str]) -> list[str]:
@@ -75,7 +62,7 @@ def _first(name: str) -> str:
     return str(path.with_name(first_of(path.name)))
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(names[:_MOST_SHOWN]) + more
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.names import gguf_names, named_gguf
-from scoremode.checkpoint.model_files import resolve_model, resolve_tokenizer
+from scoremode.checkpoint.model_files import models_in, resolve_model, resolve_tokenizer
 from scoremode.engines.base import Options
 from scoremode.errors import CheckpointError, ScoremodeError, UsageError, line_of
 from scoremode.reference.stored import is_run
@@ -284,15 +284,20 @@ def all_models(names: Sequence[str], revision: str | None = None) -> list[str]:
     """Every model that is meant, in the order of `names`, those of a pattern by their names.
 
     `hub/repo:*.gguf` stands for a repository's GGUF files, `folder/*.gguf` for a folder's, `folder/*`
-    for all models in it. Of a split file only the first part counts, and what is beside models (mmproj,
-    imatrix) not at all.
+    for all models in it, as a folder of several models that is none itself does. Of a split file only
+    the first part counts, and what is beside models (mmproj, imatrix) not at all.
 
     Raises CheckpointError for a pattern that nothing fits, UsageError for a model that is named twice.
     """
     found: list[str] = []
     for name in names:
-        is_pattern = _PATTERN.search(name) and not os.path.exists(name)  # noqa: PTH110
-        found += _fitting(name, revision) if is_pattern else [name]
+        is_here = os.path.exists(name)  # noqa: PTH110  Path.exists raises for a name too long
+        if _PATTERN.search(name) and not is_here:
+            found += _fitting(name, revision)
+        elif is_here and len(models := models_in(Path(name))) > 1:
+            found += [os.path.join(name, model) for model in models]  # noqa: PTH118  as it was typed
+        else:
+            found.append(name)
     seen: dict[str, str] = {}
     for name in found:
         place = os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110
