@@ -1,9 +1,11 @@
 """The GitHub Action: its steps as a runner runs them, but for those that install, cache and upload."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,91 +14,169 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = ACTION["runs"]["steps"]
+IDS = [step.get("id") for step in STEPS]
 
 
 class Runner:
-    """What a runner gives to the steps of a job: a temporary folder, outputs and a summary."""
+    """What a runner gives to the steps of a job: a temporary folder, outputs and a summary.
+
+    - `steps`: the outputs of each step that ran; `said`: what the last one printed, `summary` what it
+      added to the job's.
+    """
 
     def __init__(self, folder: Path):
         self.temp, self.work = folder / "temp", folder / "work"
         self.work.mkdir()
-        (self.temp / "scoremode").mkdir(parents=True)
-        (self.temp / "scoremode" / "bin").symlink_to(Path(sys.executable).parent)
-        self.summary = folder / "summary.md"
+        self.temp.mkdir()
+        (self.temp / "scoremode").symlink_to(Path(sys.executable).parents[1])
+        self.steps: dict[str, dict[str, str]] = {}
+        self.said = self.summary = ""
 
-    def step(self, name: str, **inputs: str) -> tuple[int, dict[str, str], str]:
-        """The exit code, the outputs and the words of the step of this id."""
+    def step(self, name: str, **inputs: str) -> int:
+        """The exit code of the step of this id."""
         (step,) = (step for step in STEPS if step.get("id") == name)
         given = {key: str(of.get("default", "")) for key, of in ACTION["inputs"].items()}
         given |= {key.replace("_", "-"): value for key, value in inputs.items()}
-        own = {
-            key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: given[found[1]], value)
-            for key, value in step["env"].items()
-        }
-        if "KEY" in own:
-            own["KEY"] = self.step("base", **inputs)[1]["key"]
-        outputs = self.temp.parent / f"{name}.outputs"
-        outputs.write_text("")
+        outputs, summary = self.temp / "outputs", self.temp / "summary"
+        for file in (outputs, summary):
+            file.write_text("")
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=self.work,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             env=os.environ
-            | own
+            | {key: self.evaluated(value, given) for key, value in step["env"].items()}
             | {
                 "RUNNER_TEMP": str(self.temp),
+                "GITHUB_ACTION_PATH": str(ROOT),
                 "GITHUB_OUTPUT": str(outputs),
-                "GITHUB_STEP_SUMMARY": str(self.summary),
+                "GITHUB_STEP_SUMMARY": str(summary),
             },
         )
-        lines = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
-        return done.returncode, lines, done.stdout + done.stderr
+        self.said, self.summary = done.stdout, summary.read_text()
+        lines = outputs.read_text().splitlines()
+        self.steps[name] = dict(line.split("=", 1) for line in lines)
+        return done.returncode
+
+    def outputs(self) -> dict[str, str]:
+        """The action's."""
+        return {name: self.evaluated(of["value"]) for name, of in ACTION["outputs"].items()}
+
+    def evaluated(self, value: str, inputs: Mapping[str, str] | None = None) -> str:
+        """A value with its expressions evaluated: the first that is there of `a || b`."""
+
+        def found(expression: str) -> str:
+            where, *names = expression.strip().split(".")
+            if where == "inputs":
+                return (inputs or {})[names[0]]
+            step, outputs, name = names
+            assert (where, outputs) == ("steps", "outputs") and step in IDS
+            return self.steps.get(step, {}).get(name, "")
+
+        def one(expressions: re.Match[str]) -> str:
+            return next(filter(None, map(found, expressions[1].split("||"))), "")
+
+        return re.sub(r"\$\{\{(.*?)\}\}", one, value)
+
+
+TEXT = {"text": "eval.txt", "context_length": "64"}
+
+
+@pytest.fixture(scope="module")
+def measured(base, text, tmp_path_factory) -> Runner:
+    """A job that has measured the base."""
+    runner = Runner(tmp_path_factory.mktemp("job"))
+    (runner.work / "eval.txt").write_text(text, encoding="utf-8")
+    for name in ("base", "reference"):
+        assert runner.step(name, **TEXT, reference=str(base)) == 0, runner.said
+    assert runner.steps["base"]["folder"] == f"{runner.temp}/{runner.steps['base']['key']}"
+    return runner
 
 
 @pytest.fixture
-def runner(tmp_path, text) -> Runner:
-    found = Runner(tmp_path)
-    (found.work / "eval.txt").write_text(text, encoding="utf-8")
-    return found
+def runner(measured) -> Runner:
+    """The same job before its quants are measured."""
+    measured.steps.pop("kld", None)
+    measured.steps["reference"] = {"exit-code": "0"}
+    return measured
 
 
-def test_a_missed_gate_fails_the_job_and_leaves_summary_and_report(runner, base, quant):
-    inputs = {"quants": f"{quant}\n\n{base}\n", "reference": str(base), "text": "eval.txt"}
-    code, outputs, said = runner.step(
-        "compare", **inputs, gates="\n--min-top1 1%\n--max-kld 1e-9\n"
-    )
-    assert code == 4, said
-    assert outputs == {"exit-code": "4", "report": "scoremode-runs/report.html"}
-    assert (runner.work / outputs["report"]).stat().st_size > 100_000
-    assert quant.name in runner.summary.read_text()
-
-    code, outputs, said = runner.step("compare", **inputs, gates="--max-kld 1e9")
-    assert (code, outputs["exit-code"]) == (0, "0"), said
+def test_a_missed_gate_fails_the_job_and_is_in_the_summary(runner, base, quant):
+    gates = "\n--min-top1 1%\n--max-kld 1e-9\n"
+    assert runner.step("kld", **TEXT, quants=f"{quant}\n\n{base}\n", gates=gates) == 4
+    outputs = runner.outputs()
+    assert outputs["exit-code"] == "4", runner.said
+    assert Path(outputs["report"]).stat().st_size > 100_000
+    rows = [line for line in runner.summary.splitlines() if line.endswith(" MISSED |")]
+    assert len(rows) == 1 and f"| {quant.name} | --max-kld 1e-9 | value | 0." in rows[0]
+    assert "| --min-top1 1% |" in runner.summary and "    scoremode" not in runner.summary
 
 
-def test_what_cannot_be_measured_fails_the_job_and_shows_nothing(runner, base):
-    code, outputs, said = runner.step(
-        "compare", quants="no-such-folder", reference=str(base), text="eval.txt"
-    )
-    assert (code, outputs) == (1, {"exit-code": "1"}) and "no-such-folder" in said
-    assert not runner.summary.exists()
+def test_each_use_has_the_runs_of_its_own_quants_alone(runner, quant):
+    folders = []
+    for _ in range(2):
+        assert runner.step("kld", **TEXT, quants=str(quant), gates="--max-kld 1e9") == 0
+        assert runner.outputs()["exit-code"] == "0", runner.said
+        folders.append(Path(runner.steps["kld"]["runs"]))
+    assert len({*folders}) == 2 and {folder.parent for folder in folders} == {runner.temp}
+    assert "- gate: --max-kld 1e+09: " in runner.summary
+    assert [file.name for file in runner.work.iterdir()] == ["eval.txt"]
 
 
-def test_a_base_is_cached_under_all_that_makes_its_predictions(runner, tmp_path):
+def test_a_quant_that_fails_hides_no_other(runner, quant):
+    quants = f"no-such-folder\n{quant}"
+    assert runner.step("kld", **TEXT, quants=quants, gates="--max-kld 1e-9") == 1
+    outputs = runner.outputs()
+    assert outputs["exit-code"] == "1" and Path(outputs["report"]).exists(), runner.said
+    for words in (f"| {quant.name} | --max-kld 1e-9 | ", "    scoremode: no-such-folder: error: "):
+        assert words in runner.summary and words in runner.said
+
+
+def test_what_cannot_be_measured_is_named_with_its_exit_code(runner, base):
+    assert runner.step("kld", **TEXT, quants="no-such-folder") == 1
+    assert runner.outputs() == {"exit-code": "1", "report": ""} and runner.steps["kld"]["runs"]
+    assert "no-such-folder" in runner.summary
+
+
+def test_a_base_that_fails_ends_the_job_with_its_exit_code(runner, tmp_path):
+    assert runner.step("reference", **TEXT, reference=str(tmp_path), protocol="none") == 2
+    assert runner.outputs() == {"exit-code": "2", "report": ""} and "protocol 'none'" in runner.said
+
+
+def test_a_job_without_a_gate_is_refused(runner, base):
+    assert runner.step("kld", **TEXT, quants=str(base), gates=" \n") == 2
+    assert runner.outputs()["exit-code"] == "2" and "no gate is given" in runner.said
+
+
+def test_both_commands_are_given_all_that_makes_the_plan():
+    scripts = {step["id"]: step for step in STEPS if step.get("id") in ("reference", "kld")}
+    for step in scripts.values():
+        for flag in ('-f "$TEXT"', '--protocol "$PROTOCOL"', '-c "$CONTEXT_LENGTH"'):
+            assert flag in step["run"]
+        assert step["env"]["DTYPE"] == "${{ inputs.dtype }}" and '--dtype "$DTYPE"' in step["run"]
+
+
+def test_a_base_is_cached_under_all_that_moves_its_predictions(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("action_key", ROOT / "tools" / "action_key.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
     file, folder = tmp_path / "other.txt", tmp_path / "base"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"1")
     file.write_text("a")
+    inputs = {"REFERENCE": str(folder), "TEXT": str(file), "PROTOCOL": "disjoint"}
+    inputs |= {"CONTEXT_LENGTH": "512", "DTYPE": "auto"}
 
-    def key(**inputs: str) -> str:
-        code, outputs, said = runner.step(
-            "base", **({"reference": str(folder), "text": str(file)} | inputs)
-        )
-        assert code == 0, said
-        return outputs["key"]
+    def key(**changed: str) -> str:
+        for name, value in (inputs | changed).items():
+            monkeypatch.setenv(name, value)
+        return tool.key()
 
-    keys = [key(), key(protocol="chat"), key(context_length="256"), key(reference="org/name")]
+    keys = [key(), key(PROTOCOL="chat"), key(CONTEXT_LENGTH="256"), key(REFERENCE="org/name")]
+    keys.append(key(DTYPE="float32"))
     (folder / "model.safetensors").write_bytes(b"2")
     keys.append(key())
     file.write_text("b")
@@ -108,26 +188,48 @@ def test_a_base_is_cached_under_all_that_makes_its_predictions(runner, tmp_path)
     keys.append(key())
     (tmp_path / "weights").write_bytes(b"4")
     keys.append(key())
-    assert len(set(keys)) == 8 and keys[-1] == key()
+    parts = [tmp_path / f"m-0000{part}-of-00002.gguf" for part in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"1")
+    keys.append(key(REFERENCE=str(parts[0])))
+    parts[1].write_bytes(b"2")
+    keys.append(key(REFERENCE=str(parts[0])))
+    unchanged = key()
+    own = tool.versions()
+    for name, other in (("torch", "0"), ("scoremode", "0"), ("platform", "linux riscv64")):
+        monkeypatch.setattr(tool, "versions", lambda new=own | {name: other}: new)
+        keys.append(key())
+    monkeypatch.setattr(tool, "versions", lambda: own)
+    assert len(set(keys)) == len(keys) and unchanged == key() == keys[8]
+    (tmp_path / "source").mkdir()
+    monkeypatch.setattr(tool.scoremode, "__file__", str(tmp_path / "source" / "__init__.py"))
+    assert key() not in keys
 
 
-def test_a_job_without_a_gate_is_refused(runner, base):
-    inputs = {"quants": str(base), "reference": str(base), "text": "eval.txt"}
-    code, outputs, said = runner.step("compare", **inputs, gates=" \n")
-    assert (code, outputs) == (2, {}) and "no gate is given" in said
+def test_a_base_is_kept_before_anything_can_miss_a_gate():
+    uses = [step.get("uses", "").partition("@")[0] for step in STEPS]
+    save = uses.index("actions/cache/save")
+    assert IDS.index("cache") < save - 1 == IDS.index("reference") and save < IDS.index("kld")
+    assert STEPS[save]["with"] == STEPS[IDS.index("cache")]["with"]
 
 
 def test_inputs_reach_scripts_as_variables_and_every_action_is_pinned():
     for step in STEPS:
         assert "${{" not in step.get("run", ""), step
+        # In a container the paths of expressions are those of its host.
+        assert not re.search(r"github\.action_path|runner\.temp", str(step)), step
         if "uses" in step:
-            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"])
+            assert re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40}", step["uses"])
+    assert not any("setup-python" in step.get("uses", "") for step in STEPS)
 
 
 def test_the_example_of_the_docs_gives_what_it_asks_for():
     page = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    steps = yaml.safe_load(example)["jobs"]["kld"]["steps"]
+    workflow = yaml.safe_load(example)
+    # YAML 1.1 reads `on` as true. A cache that a pull request saves is its own alone.
+    assert workflow[True]["push"] == {"branches": ["main"]} and "pull_request" in workflow[True]
+    steps = workflow["jobs"]["kld"]["steps"]
     (given,) = (step["with"] for step in steps if "scoremode@" in step.get("uses", ""))
     required = {name for name, of in ACTION["inputs"].items() if of.get("required")}
     assert required <= given.keys() <= ACTION["inputs"].keys()

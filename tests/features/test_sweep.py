@@ -58,6 +58,9 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     # The same again, as CSV, with a gate that nobody meets.
     code, out, err = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv")
     assert code == 4 and err.count("gate not met") == 2
+    _, found, _ = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--json")
+    gates = json.loads(found)["comparisons"][0]["gates"]
+    assert [(gate["label"], gate["met"]) for gate in gates] == [(name, False) for name in names]
     rows = list(csv.DictReader(io.StringIO(out)))
     assert {row["model"] for row in rows} == {"demo", *names}
     assert len([r for _, r in find_runs(tmp_path) if "reference" in r]) == 2

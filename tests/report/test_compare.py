@@ -14,6 +14,7 @@ from scoremode.report.document import Document
 from scoremode.report.rendering import document_markdown, table_csv
 from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
+from scoremode.results.gates import Gate
 
 PLACES = overlapping(9000, CONTEXT, 64)
 HOSTILE = "models/a|b\x1b[31m\u202e`*"
@@ -92,6 +93,29 @@ def test_a_run_alone_has_no_tests(tmp_path):
     alone: Path = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
     text = document_text(compare_document(ranking([alone])))
     assert "against the next" not in text and "\nx " in text
+
+
+def test_gates_are_below_the_ranking_with_value_interval_and_result(value):
+    few = "3 blocks of 1,024 tokens: an interval needs at least 8"
+    interval = (0.0123, 0.0456)
+    judged = [
+        ("one", Gate("max_kld", "", 0.05, 0.02, "upper", 0.0456, True, None, interval)),
+        ("two|", Gate("min_top1", "", 0.9, 0.8, "value", 0.8, False, None, None, "90%")),
+        ("two|", Gate("max_kld", "", 0.05, 0.02, "upper", None, False, few)),
+    ]
+    document = compare_document(value, judged)
+    said = document_markdown(document)
+    for row in (
+        "| one | --max-kld 0.05 | upper | 0.02 | [0.0123, 0.0456] | met |",
+        r"| two\| | --min-top1 90% | value | 0.8 | — | MISSED |",
+        f"| two\\| | --max-kld 0.05 | upper | 0.02 | — | MISSED: {few} |",
+    ):
+        assert row in said
+    assert document.verdict and not document.verdict.holds
+    assert document.verdict.text.endswith("; MISSED 2 of 3 gates")
+    met = compare_document(value, judged[:1]).verdict
+    assert met and met.holds and met.text.endswith("; all gates met")
+    assert table_csv(document.data) == table_csv(compare_document(value).data)
 
 
 def test_where_no_interval_is_made_nothing_is_said_of_its_blocks(value):

@@ -26,7 +26,7 @@ from scoremode.spec.run import Form, Quiet
 from scoremode.spec.values import object_of
 
 if TYPE_CHECKING:
-    from scoremode.results.gates import Gates
+    from scoremode.results.gates import Gate, Gates
     from scoremode.results.record.definition import Done
     from scoremode.runs.request import Request
     from scoremode.runs.sweep.manifest import Ended, Outcome, SweepRequest
@@ -423,7 +423,11 @@ def print_outcome(
 
     found: list[dict[str, Any] | None] = []
     failed = outcome.failed
-    for pair in range(len(outcome.manifest["pairs"])):
+    judged = [gates.judge(r.whole) if gates and r else [] for r in outcome.results]
+    of_pairs: list[list[tuple[str, Gate]]] = [[] for _ in outcome.manifest["pairs"]]
+    for entry, label, own in zip(outcome.manifest["entries"], outcome.labels, judged, strict=True):
+        of_pairs[entry["pair"]] += [(label, gate) for gate in own]
+    for pair in range(len(of_pairs)):
         # A run may have been given beside its model.
         folders = {
             result.folder.resolve(): result.folder
@@ -440,12 +444,17 @@ def print_outcome(
     if form == "json":
         from scoremode.lib.json import json_text
 
+        if gates:
+            found = [
+                value and value | {"gates": [{"label": of} | gate.to_json() for of, gate in own]}
+                for value, own in zip(found, of_pairs, strict=True)
+            ]
         value = {"sweep": outcome.manifest, "comparisons": found}
         # ASCII: a model's name may hold what does something to a terminal.
         sys.stdout.write(json_text(value, ascii_only=True).rstrip("\n") + "\n")
     elif not quiet:
-        _print_tables([value for value in found if value], form)
-    missed = _missed(outcome, gates)
+        _print_tables([(v, own) for v, own in zip(found, of_pairs, strict=True) if v], form)
+    missed = _missed(outcome, judged)
     if failed:
         words = f"{failed} of {len(outcome.results)} runs failed, as said above"
         print(f"scoremode: error: {words}; {outcome.folder} has the others", file=sys.stderr)
@@ -453,24 +462,26 @@ def print_outcome(
     return GateNotMet.exit_code if missed else 0
 
 
-def _print_tables(found: "Sequence[dict[str, Any]]", form: str) -> None:
-    """Prints the rankings one below the other; as CSV in one table."""
+def _print_tables(
+    found: "Sequence[tuple[dict[str, Any], Sequence[tuple[str, Gate]]]]", form: str
+) -> None:
+    """Prints the rankings with their gates, one below the other; as CSV the rankings in one table."""
     from scoremode.report.compare import compare_document, rankings_table
     from scoremode.report.rendering import table_csv
 
     if form == "csv" and len(found) > 1:
-        sys.stdout.write(table_csv(rankings_table(found)))
+        sys.stdout.write(table_csv(rankings_table([value for value, _ in found])))
     else:
-        sys.stdout.write("\n".join(rendered(compare_document(value), form) for value in found))
+        sys.stdout.write("\n".join(rendered(compare_document(*each), form) for each in found))
 
 
-def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
+def _missed(outcome: "Outcome", judged: "Sequence[Sequence[Gate]]") -> bool:
     missed, pairs = False, outcome.manifest["pairs"]
-    entries = zip(outcome.manifest["entries"], outcome.labels, outcome.results, strict=True)
-    for entry, label, result in entries:
+    entries = zip(outcome.manifest["entries"], outcome.labels, judged, strict=True)
+    for entry, label, gates in entries:
         own = pairs[entry["pair"]]
         under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
-        for gate in gates.judge(result.whole) if gates and result else ():
+        for gate in gates:
             if not gate.met:
                 missed = True
                 print(f"scoremode: {escaped(label + under)}: {gate}", file=sys.stderr)

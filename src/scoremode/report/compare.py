@@ -7,6 +7,7 @@ from typing import Any
 
 from scoremode.report.document import (
     INTERVAL,
+    KEPT,
     Column,
     Document,
     Facts,
@@ -18,6 +19,7 @@ from scoremode.report.document import (
     interval,
     measured,
     metric_words,
+    number,
     printable,
     without_interval,
     words,
@@ -26,6 +28,7 @@ from scoremode.report.facts import base_words, blocks_words, protocol_words, tex
 from scoremode.report.groups import groups_of_runs
 from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
+from scoremode.results.gates import Gate
 from scoremode.results.record.model import Reference
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
@@ -34,10 +37,15 @@ from scoremode.results.record.text import Corpus, Protocol, Tasks
 _TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
 
-def compare_document(value: Mapping[str, Any]) -> Document:
-    """The ranking, with each run's test against the next in its line's data; then these tests."""
+def compare_document(value: Mapping[str, Any], judged: Sequence[tuple[str, Gate]] = ()) -> Document:
+    """The ranking, with each run's test against the next in its line's data; then these tests.
+
+    `judged`: a run's label and a gate, of all that were asked for; below the ranking.
+    """
     ranking = runs_table(ranked_rows(value), _NEXT)
     parts: list[Facts | Table | Prose] = [Facts(_facts(value)), ranking]
+    if judged:
+        parts.append(_gates(judged))
     if value["tests"]:
         parts.append(_tests(value))
     parts += groups_of_runs(value["groups"])
@@ -47,15 +55,15 @@ def compare_document(value: Mapping[str, Any]) -> Document:
         parts.append(tasks)
     if notes := _notes(value):
         parts.append(Facts(notes))
-    return Document(tuple(parts), ranking, _best(value))
+    return Document(tuple(parts), ranking, _best(value, [gate for _, gate in judged]))
 
 
 # Pairs of runs that a line names, and what they are ranked by.
 _PAIRS, _NAMES = 3, {"kld": "KLD", "ppl": "PPL"}
 
 
-def _best(value: Mapping[str, Any]) -> Verdict:
-    """The best run, and which neighbors of the ranking can't be told apart."""
+def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
+    """The best run, which neighbors can't be told apart, and how many gates are missed."""
     by, runs = value["ranked_by"], value["runs"]
     best = next((run for run in runs if not run["is_base"] and run[by]), runs[0])
     text = f"best: {best['label']}"
@@ -69,7 +77,11 @@ def _best(value: Mapping[str, Any]) -> Verdict:
         text += f"; by {_NAMES[by]}, not distinguishable on this text: {pairs}"
     elif any(said in ("better", "worse") for _, said in verdicts):
         text += f"; by {_NAMES[by]}, each is distinguishable from the next"
-    return Verdict(text)
+    if not gates:
+        return Verdict(text)
+    missed = sum(not gate.met for gate in gates)
+    said = f"MISSED {missed} of {counted(len(gates), 'gate')}" if missed else "all gates met"
+    return Verdict(f"{text}; {said}", not missed)
 
 
 def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -134,6 +146,24 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
         *([("intervals from", words)] if any(each["ci95"] for each in made) else []),
     )
+
+
+def _gates(judged: Sequence[tuple[str, Gate]]) -> Table:
+    rows = []
+    for label, gate in judged:
+        said = "met" if gate.met else f"MISSED: {gate.note}" if gate.note else "MISSED"
+        rows.append((label, gate.flag, gate.on, gate.value, gate.ci95, said))
+    return Table(_GATE_COLUMNS, tuple(rows))
+
+
+_GATE_COLUMNS = (
+    words("model", None, KEPT),
+    words("gate", None, KEPT),
+    words("judged by", None, 1),
+    number("value", None, ".6g", 7),
+    interval(".6g", importance=6),
+    words("result", None, KEPT),
+)
 
 
 def _tests(value: Mapping[str, Any]) -> Table:

@@ -25,7 +25,8 @@ class Gate:
     - `value`: the metric's; `on`: what is judged: the `value`, or the `upper` bound of its interval
       (for a least share the lower one), with `bound` that number, None where there is no interval.
     - `met`: whether the limit holds; never where there is nothing to judge, and `note` says why.
-    - `typed`: the limit as the user wrote it, None where nobody did; no part of a record.
+    - `ci95`: the metric's interval, None where there is none; `typed`: the limit as the user wrote it,
+      None where nobody did. Neither is a part of a record.
     """
 
     name: str
@@ -36,14 +37,16 @@ class Gate:
     bound: float | None
     met: bool
     note: str | None = None
+    ci95: tuple[float, float] | None = None
     typed: str | None = None
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        """The flag that sets it, with its limit."""
+        return f"--{self.name.replace('_', '-')} {self.typed or format(self.limit, 'g')}"
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "typed"}
+        return {key: value for key, value in asdict(self).items() if key not in ("ci95", "typed")}
 
     def __str__(self) -> str:
         word = "met" if self.met else "not met"
@@ -53,7 +56,7 @@ class Gate:
         elif self.on == "upper":
             end = "lower" if self.name == "min_top1" else "upper"
             found += f", its {end} bound {self.bound:.6g}"
-        return f"gate {word}: {self.flag} {self.typed or format(self.limit, 'g')}: {found}"
+        return f"gate {word}: {self.flag}: {found}"
 
 
 class Compared(Section, frozen=True, kw_only=True):
@@ -129,4 +132,4 @@ class Gates:
             note = metric.note if bound is None else None
         met = bound is not None and (bound >= limit if least else bound <= limit)
         typed = self.typed.get(name)
-        return Gate(name, words, limit, value, self.on, bound, met, note, typed)
+        return Gate(name, words, limit, value, self.on, bound, met, note, metric.ci95, typed)
