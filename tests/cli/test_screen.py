@@ -306,15 +306,33 @@ def test_only_the_model_that_was_named_is_said_to_be_read(on_terminal):
     assert left_of(stream.getvalue()).rstrip() == "reading Q4.gguf (0 s)"
 
 
-def test_the_hub_s_own_bars_have_the_terminal(on_terminal):
+def test_a_download_has_a_bar_until_all_is_there(on_terminal, monkeypatch):
     screen, stream = on_terminal
+    now = time.monotonic()
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now)
     screen.reads("open", "gpt2", from_hub=True)
     screen.stage("open")
-    before = stream.getvalue()
-    time.sleep(3 * screens.REDRAW)
-    assert before == stream.getvalue() == "scoremode: fetching gpt2 from the hub\n"
-    screen.stage("plan")
-    assert stream.getvalue().endswith("\rplanning (1 s)")
+    screen.downloaded(0, 4_000_000)
+    now += 2
+    screen.downloaded(1_000_000, 4_000_000)
+    screen.line("a note")
+    assert re.search(r"\rfetching gpt2 from the hub [█░]{8,} 25%, 500kB/s, 6 s left$", left(stream))
+    screen.downloaded(3_000_000, 4_000_000)
+    screen.line("a note")
+    assert left(stream).endswith("\rfetching gpt2 from the hub (2 s)")
+
+
+def left(stream: Terminal) -> str:
+    return stream.getvalue().rstrip(" ")
+
+
+def test_a_download_beside_a_stage_that_counts_leaves_it_alone(on_terminal):
+    screen, stream = on_terminal
+    screen.stage("score")
+    screen.progress(0, 1000)
+    screen.downloaded(500, 1000)
+    screen.line("a note")
+    assert " 0% of 1k tokens" in stream.getvalue().rpartition("\n")[2]
 
 
 def test_a_stream_that_nobody_reads_any_more_ends_nothing():

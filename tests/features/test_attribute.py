@@ -51,8 +51,9 @@ def test_the_table_and_the_json(models, text, capsys, tmp_path):
     asked = ["attribute", str(models / "W4A16-g32"), *text, "-o", str(tmp_path), "--windows", "20"]
     code, out, err = run(capsys, *asked)
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    said, _, *lines = out.splitlines()
     names = [line.split()[0] for line in lines[2:5]]
+    assert f"; of 3 parts, {names[0]} (" in said
     assert sorted(names) == [f"model.layers.{i}" for i in range(3)]
     assert "sum of alone" in out and "of the whole" in out
     path, record = only_run(tmp_path)

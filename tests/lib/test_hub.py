@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.fake_hub import call
+from support.fake_hub import Repo, call
+from support.fake_hub import serve as serve_files
 from support.hostile_hub import MODES, Handler, serve
 
 from scoremode.lib.hub import hub_call
@@ -33,6 +34,27 @@ for mode in json.loads(%r):
         results[f"{mode} {kind}"] = [said, time.monotonic() - begin]
 print(json.dumps(results))
 """
+
+
+def test_downloads_are_counted_byte_by_byte_and_what_is_there_is_not(tmp_path):
+    files = {"config.json": b"{}", "model.safetensors": bytes(3000), "README.md": bytes(77)}
+    script = """
+import json
+from scoremode.checkpoint.model_files import resolve_model
+from scoremode.lib.hub import downloads
+counts = []
+downloads.tell = lambda new, total: counts.append((new, total))
+found = resolve_model("org/tiny")
+found.fetch()
+counts.append("again")
+resolve_model("org/tiny").fetch()
+print(json.dumps(counts))
+"""
+    with serve_files({"org/tiny": Repo(files)}) as hub:
+        counts = call(hub.endpoint, tmp_path, script)
+        # The sizes are asked for, the content fetched once.
+        assert sorted(hub.fetched()) == ["config.json", "model.safetensors"]
+    assert counts == [[0, 2], [2, 2], [0, 3000], [3000, 3000], "again"]
 
 
 @pytest.fixture(scope="module")

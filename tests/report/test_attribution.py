@@ -46,7 +46,10 @@ def value(unfit=()):
 
 def test_units_by_what_they_do_alone():
     text = document_text(attribution_document(value(), RECORD, Path("runs/a")))
-    lines = text.splitlines()
+    said, _, *lines = text.splitlines()
+    assert said.endswith(
+        "; of 2 parts, layers.1 (0.02 nats) does most alone, then layers.0 (0.009 nats)"
+    )
     assert lines[2].startswith("layers.1  W4A16 g32  4.500") and lines[3].startswith("layers.0")
     assert "0.02  [0.019, 0.021]" in lines[2] and "63.3%" in lines[2]
     assert "sum of alone  0.029 nats = 96.7% of the whole" in text
@@ -93,6 +96,9 @@ VALUE = {
 
 def test_the_recipe_stands_among_the_quants_by_its_size():
     text = document_text(recipe_document(VALUE, Path("runs/mixed")))
+    assert text.startswith(
+        "the recipe takes 4.4974 of 4.5 bits per weight: KLD 0.0188 nats [0.0178, 0.0198]"
+    )
     names = [line.split("  ")[0] for line in text.splitlines()]
     at = names.index("the recipe")
     assert names[at + 1] == "W4" and names[at + 2] == "W8"

@@ -64,7 +64,7 @@ def engine(*, ci95: list[float] | None, note: str | None, own: bool) -> dict[str
     return {
         "metrics": {"ppl": {"value": 40.382756}},
         "difference": difference,
-        "verdict": {"words": "agrees: as bfloat16"},
+        "verdict": {"agrees": True, "arithmetic": "same", "words": "agrees: as bfloat16"},
         "is_reference": own,
     }
 
@@ -86,8 +86,16 @@ def test_differences_and_verdicts_are_an_engine_each():
                               "engine": {"arithmetic": "weights"}},
         "engines": {"torch": torch, "vllm": vllm, "other": other},
         "between": [between],
+        "agree": False,
     }  # fmt: skip
-    facts, table, verdicts = document_text(verify_document(value)).split("\n\n")
+    vllm["verdict"] |= {"arithmetic": "other"}
+    other["verdict"] |= {"agrees": False}
+    first, facts, table, verdicts = document_text(verify_document(value)).split("\n\n")
+    assert first == (
+        "torch agrees with the float32 reference within rounding; vllm differs from the float32 "
+        "reference no more than other arithmetic explains; other DISAGREES with the float32 reference, "
+        "on 4,088 targets"
+    )
     assert "windows    8 of 45 (seed 4), 4,088 targets" in facts
     assert facts.endswith("arithmetic weights, row sums in float64: PPL 40.382756")
     numbers = "×1.0000523  +5.2e-05", "9.0e-03  -6.1e-02      99.58%"

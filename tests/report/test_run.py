@@ -131,16 +131,20 @@ def runs(demo, tmp_path_factory):
 def test_a_run_alone_has_its_metrics(runs):
     alone, _ = runs
     shown = document_text(finished_document(alone.record, alone.folder))
-    head, _, first, *_ = shown.splitlines()
+    said, _, head, _, first, *_ = shown.splitlines()
     assert head.split() == ["task", "questions", "metric", "value", "±"]
     accuracy = alone.record.document["tasks"]["groups"]["both"]["metrics"]["acc,none"]
     assert first.split() == ["both", "20", "acc", f"{accuracy:.4f}", "0.1000"]
+    assert f": both acc {accuracy:.4f}, " in said and "the base" not in said
     assert "lm-evaluation-harness 0.4.13" in shown and "word_perplexity" in shown
 
 
 def test_against_a_base_it_has_flips_and_mcnemar(runs):
     _, paired = runs
     document = tasks_document(paired.record, paired.record.tasks, paired.folder)
+    said = document_text(document).splitlines()[0]
+    change = paired.record.document["tasks"]["groups"]["both"]["pairs"]["acc,none"]["difference"]
+    assert f" ({change['value']:+.4f}), " in said and "istinguishable from the base" in said
     lines = table_csv(document.data).splitlines()
     assert lines[0].endswith(
         "base,change,change_ci95_low,change_ci95_high,lost,gained,mcnemar_p,kld"

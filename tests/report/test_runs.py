@@ -55,7 +55,11 @@ def test_a_line_for_each_run_and_what_is_to_be_said_below():
                         "resume": "scoremode ppl x --resume"}  # fmt: skip
     damaged = {"folder": "runs/\x1b[31mthree", "state": "damaged", "problem": "is cut"}
     text = document_text(status_document([RUNNING, killed, damaged]))
-    lines = text.splitlines()
+    said, _, *lines = text.splitlines()
+    assert (
+        said
+        == "0 of 3 runs done, 1 running, 1 killed, 1 damaged; 51 min 13 s left for what is running"
+    )
     assert lines[0].split() == [
         "run",
         "state",
@@ -87,7 +91,7 @@ def test_markdown_has_the_table_once():
 
 def test_protocol_and_text_are_shown_where_there_are_several():
     other = RUNNING | {"folder": "runs/two", "text": "code"}
-    lines = document_text(status_document([RUNNING, other])).splitlines()
+    lines = document_text(status_document([RUNNING, other])).splitlines()[2:]
     assert lines[0].split()[:4] == ["run", "state", "model", "text"]
     assert [line.split()[3] for line in lines[2:]] == ["wiki", "code"]
     assert "text" not in document_text(status_document([RUNNING, RUNNING])).split()
@@ -120,7 +124,7 @@ def test_a_shard_is_called_one_whatever_it_does():
         RUNNING | {"shard": "2/4", "estimates": {}},
         RUNNING | {"folder": "runs/two", "state": "shard", "shard": "1/4", "estimates": {}},
     ]
-    lines = document_text(status_document(shards)).splitlines()
+    lines = document_text(status_document(shards)).splitlines()[2:]
     assert "running, shard 2/4" in lines[2] and "  shard 1/4" in lines[3]
     assert "PPL" not in lines[0] and "KLD" not in lines[0]
 

@@ -227,17 +227,13 @@ def _snapshot(
     `unreachable`: the hub's error, with which the cache alone is asked. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
 
-    from scoremode.lib.hub import hub_call
+    from scoremode.lib.hub import downloaded, hub_call
 
-    call = partial(
-        snapshot_download,
-        repo,
-        revision=revision,
-        allow_patterns=list(patterns),
-        local_files_only=unreachable is not None,
-    )
+    call = partial(snapshot_download, repo, revision=revision, allow_patterns=list(patterns))
     try:
-        return Path(hub_call(call))
+        if unreachable is not None:
+            return Path(hub_call(partial(call, local_files_only=True)))
+        return downloaded(call)
     except OSError as error:
         raise CheckpointError(_unavailable(model, wanted, unreachable or error)) from None
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from scoremode.errors import escaped
+from scoremode.lib.hub import downloads
 from scoremode.startup.clock import StageClock, since_exec
 
 if TYPE_CHECKING:
@@ -44,15 +45,17 @@ _WORDS = {
     "hash": "hashing the files that were read",
     "write": "writing",
     "noise": "scoring the base again",
+    "tokenizer": "comparing token ids with AutoTokenizer's",
     "finish": "computing intervals",
     "end": "ending the engine",
 }
 # Stages that count, and what. Of tokens a stage goes on where the one before was.
 _TOKENS = ("score", "hash", "write", "attribute")
+_BYTES = "B"
 _COUNTED = {
     **dict.fromkeys((*_TOKENS, "noise"), " tokens"),
     "generate": " replies",
-    "files": "B",
+    "files": _BYTES,
     "runs": " runs",
 }
 # Characters of a bar, and of a line in a notebook.
@@ -79,7 +82,6 @@ class Screen:
         self._end = threading.Event()
         self._stage, self._of, self._drawn = "", "", ""
         self._counter: _Counter | None = None
-        self._fetched: set[str] = set()
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         if not hidden:
@@ -95,17 +97,11 @@ class Screen:
             self._stage, self._of = name, escaped(of)
             if name not in _TOKENS:
                 self._counter, self._estimates = None, []
-            if self._is_terminal and name in self._fetched:
-                self._erase()
-                self._put(f"scoremode: {self._words()}\n")
             self._draw()
 
     def reads(self, stage: str, what: str, *, from_hub: bool) -> None:
-        """Names what a stage reads. While it comes from the hub, whose own bars tell how far it is,
-        they have the terminal."""
+        """Names what a stage reads."""
         self.words[stage] = f"fetching {what} from the hub" if from_hub else f"reading {what}"
-        if from_hub:
-            self._fetched.add(stage)
 
     def progress(self, done: float, total: int) -> None:
         """Counts what the stage counts, such as window tokens: those newly done, out of `total` in all.
@@ -115,6 +111,19 @@ class Screen:
                 self._counter = _Counter(total, done, _COUNTED.get(self._stage, " tokens"))
             else:
                 self._counter.add(done)
+
+    def downloaded(self, done: float, total: int) -> None:
+        """Counts bytes that come from the hub, as `progress` does, in a stage that counts nothing
+        itself: another model's may come while one is scored."""
+        with self._lock:
+            if self._stage in _COUNTED:
+                return
+            if self._counter is None or self._counter.total != total:
+                self._counter = _Counter(total, done, _BYTES)
+            else:
+                self._counter.add(done)
+            if self._counter.share == 1:
+                self._counter = None
 
     def estimate(self, found: "Mapping[str, Estimate]") -> None:
         """Shows, behind rate and time left, what the scores of the passes done say."""
@@ -170,9 +179,15 @@ class Screen:
 
     def _text(self) -> str:
         words = self._words()
-        if self._counter is None or self._stage not in _COUNTED:
+        if (counter := self._counting) is None:
             return f"{words} ({_duration(self._seconds())})"
-        return f"{words}, {', '.join(filter(None, self._counter.words()))}"
+        return f"{words}, {', '.join(filter(None, counter.words()))}"
+
+    @property
+    def _counting(self) -> "_Counter | None":
+        """The counter of what goes on."""
+        counter = self._counter
+        return counter if counter and (self._stage in _COUNTED or counter.unit == _BYTES) else None
 
     def _words(self) -> str:
         words = self.words.get(self._stage, self._stage)
@@ -185,9 +200,9 @@ class Screen:
         """The line in at most `room` characters: with a bar where something is counted, behind it what
         there is room for."""
         words = self._words()
-        if self._counter is None or self._stage not in _COUNTED:
+        if (counter := self._counting) is None:
             return _elided(f"{words} ({_duration(self._seconds())})", room)
-        share, rate, left = self._counter.words()
+        share, rate, left = counter.words()
         # Of how many is news until there is a rate.
         share = share.partition(" ")[0] if rate else share
         metrics = self._estimates
@@ -195,13 +210,13 @@ class Screen:
             behind = ", ".join(filter(None, (share, *shown)))
             bar = min(_BAR, room - len(words) - len(behind) - 2)
             if bar >= _SHORTEST:
-                full = int(bar * self._counter.share)
+                full = int(bar * counter.share)
                 return f"{words} {self._bar[0] * full}{self._bar[1] * (bar - full)} {behind}"
         behind = f", {', '.join(filter(None, (share, left)))}"
         return f"{_elided(words, max(0, room - len(behind)))}{behind}"[:room]
 
     def _draw(self) -> None:
-        if not self._is_terminal or not self._stage or self._stage in self._fetched:
+        if not self._is_terminal or not self._stage:
             return
         text = self._fitted(_columns(self._stream) - 1)
         if text != self._drawn:
@@ -344,7 +359,9 @@ def shown(
     screen = Screen(sys.stderr, hidden=hidden, beat=BEAT)
     clock = StageClock(since_exec() if before is None else before, screen.stage)
     screen.stage("start")
+    downloads.tell = None if hidden else screen.downloaded
     try:
         yield Session(command, screen, clock)
     finally:
+        downloads.tell = None
         screen.close()

@@ -1,4 +1,5 @@
-"""The Hugging Face hub: calls of its library, with their errors in one line, and a revision's commit.
+"""The Hugging Face hub: calls of its library, with their errors in one line; downloads, counted; and a
+revision's commit.
 
 Time-outs are huggingface_hub's own: `HF_HUB_ETAG_TIMEOUT` for a question about a repository,
 `HF_HUB_DOWNLOAD_TIMEOUT` for a download, both ten seconds without a byte where they aren't set. The
@@ -7,22 +8,32 @@ library tries a download again by itself; a question whose answer broke off is a
 
 import os
 import re
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from scoremode.errors import ScoremodeError, words_of
 
-__all__ = ["Revision", "find_revision", "hub_call", "on_hub"]
+__all__ = ["Revision", "downloaded", "downloads", "find_revision", "hub_call", "on_hub"]
 
 T = TypeVar("T")
 
 # Tries of a call, and seconds between them.
 _TRIES, _PAUSE = 3, 1.0
+
+
+class _Downloads:
+    """Whoever is told of downloads: `tell` gets the bytes newly there, and those of all in all."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[float, int], None] | None = None
+
+
+downloads = _Downloads()
 
 
 class Revision(NamedTuple):
@@ -67,6 +78,48 @@ def hub_call(call: Callable[[], T], *, most: int = _TRIES) -> T:
             host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
             raise OSError(f"{host}: {words_of(_reason(error), 200)}") from error
     raise AssertionError("the last try returns or raises")
+
+
+def downloaded(download: Callable[..., str], *args: Any, **options: Any) -> Path:
+    """Where `download`, the library's `snapshot_download` or `hf_hub_download`, puts what it is asked
+    for; whoever follows `downloads` is told of its bytes. Raises OSError as `hub_call` does."""
+    call, tell = partial(download, *args, **options), downloads.tell
+    if tell is None:
+        return Path(hub_call(call))
+    # How much it will be is known beforehand: a bar of the library's learns it file by file.
+    planned: Any = hub_call(partial(call, dry_run=True))
+    files = planned if isinstance(planned, list) else [planned]
+    total = sum(file.file_size or 0 for file in files if file.will_download)
+    if not total:
+        return Path(hub_call(call))
+    tell(0, total)
+    return Path(hub_call(lambda: call(tqdm_class=_counter(tell, total))))
+
+
+def _counter(tell: Callable[[float, int], None], total: int) -> type:
+    """A class for the library's bars, which draws none and tells the bytes of all."""
+    from huggingface_hub.utils import tqdm
+
+    lock, bars, told = threading.Lock(), [], [0]
+
+    class Counter(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            self.is_of_bytes, self.bytes = options.get("unit") == "B", options.get("initial") or 0
+            super().__init__(*args, **{**options, "disable": True})
+            bars.append(self)
+
+        def update(self, n: float | None = 1) -> None:
+            if not self.is_of_bytes:
+                return
+            with lock:
+                self.bytes += n or 0
+                # A bar of bytes received and another of bytes written count the same ones.
+                new = min(total, max(bar.bytes for bar in bars if bar.is_of_bytes)) - told[0]
+                if new > 0:
+                    told[0] += new
+                    tell(new, total)
+
+    return Counter
 
 
 def find_revision(
@@ -146,12 +199,12 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _quiet() -> None:
-    """Has the library show its bars on a terminal alone, and its warnings on request."""
+    """Has the library show no bars, which are our screen's, and its warnings on request."""
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, logging
 
-    # In a log a bar would be a line for each of its steps. Who sets the variable has decided.
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not sys.stderr.isatty():
+    # Who sets the variable has decided.
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         disable_progress_bars()
     # Tries that fail are its warnings, in lines that are not ours; the last one's reason is our error.
     if "HF_HUB_VERBOSITY" not in os.environ and not constants.HF_DEBUG:

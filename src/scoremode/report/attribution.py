@@ -10,12 +10,15 @@ from scoremode.report.document import (
     Document,
     Facts,
     Table,
+    Verdict,
+    counted,
     data,
     ends,
     interval,
     interval_text,
     measured,
     metric_of,
+    metric_words,
     number,
     words,
 )
@@ -40,6 +43,8 @@ _COLUMNS = (
     number("SQNR dB", "sqnr_db", ".1f", 3),
     number("accumulated", "accumulated_relative_error", ".4f", 3),
 )
+# Units that the first line names.
+_NAMED = 3
 _FALLS = ("falls by", "how far the model's KLD falls with this unit of the base")
 _CHOICE_COLUMNS = (
     words("unit", "unit"),
@@ -82,6 +87,12 @@ def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -
             )
         )
     table = Table(_COLUMNS, rows)
+    first, *others = [f"{u['name']} ({u['alone']['value']:.4g} nats)" for u in units[:_NAMED]]
+    then = f", then {' and '.join(others)}" if others else ""
+    verdict = Verdict(
+        f"{label_of(record)}: {metric_words('kld', whole)}; of {counted(len(units), 'part')}, {first} "
+        f"does most alone{then}"
+    )
     return Document(
         (
             table.filled(),
@@ -97,6 +108,7 @@ def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -
             ),
         ),
         table,
+        verdict,
     )  # fmt: skip
 
 
@@ -154,4 +166,14 @@ def recipe_document(value: Mapping[str, Any], folder: Path) -> Document:
             for c in value["choices"]
         ),
     )
-    return Document((table, Table(_CANDIDATE_COLUMNS, tuple(rows)), Facts(tuple(facts))), table)
+    text = (
+        f"the recipe takes {value['bits_per_weight']:.4f} of {value['budget']:g} bits per weight: "
+        f"{metric_words('kld', own)}"
+    )
+    fitting = [c for c in value["candidates"] if c["bits_per_weight"] <= value["budget"]]
+    if fitting:
+        best = min(fitting, key=lambda c: c["measured"]["value"])
+        text += f"; the best quant within them, {best['name']}: "
+        text += metric_words("kld", decode(best["measured"], Metric))
+    candidates = Table(_CANDIDATE_COLUMNS, tuple(rows))
+    return Document((table, candidates, Facts(tuple(facts))), table, Verdict(text))

@@ -158,7 +158,19 @@ def verify_document(value: Mapping[str, Any]) -> Document:
     ]
     biases = (metric_of(engine["difference"]["bias"]) for engine in engines.values())
     verdicts += without_interval(bias for bias in biases if bias)
-    return Document((Facts(tuple(facts)), table, Facts(tuple(verdicts))), table)
+    agreeing = "; ".join(map(_agreement, engines, engines.values()))
+    verdict = Verdict(f"{agreeing}, on {sample['scored']:,} targets", value["agree"])
+    return Document((Facts(tuple(facts)), table, Facts(tuple(verdicts))), table, verdict)
+
+
+def _agreement(name: str, engine: Mapping[str, Any]) -> str:
+    """Whether an engine agrees with the reference, in words."""
+    verdict = engine["verdict"]
+    if not verdict["agrees"]:
+        return f"{name} DISAGREES with the float32 reference"
+    if verdict["arithmetic"] == "other":
+        return f"{name} differs from the float32 reference no more than other arithmetic explains"
+    return f"{name} agrees with the float32 reference within rounding"
 
 
 def _difference(d: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -61,6 +61,8 @@ _VERDICTS = {
 
 # Numbers that the table of runs has.
 _TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base", "model")
+# Tasks and metrics that a line names.
+_SAID = 3
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TASK_COLUMNS = (
     words("task", "task"),
@@ -221,7 +223,32 @@ def tasks_document(
     parts: list[Any] = [table.filled(), Facts(tuple(facts))]
     if verbose:
         parts.append(Facts((*measured_rows(record), *ran_rows(record))))
-    return Document(tuple(parts), table)
+    return Document(tuple(parts), table, _answered(record, rows, has_base=has_base))
+
+
+def _answered(record: Done, rows: Sequence[tuple[Any, ...]], *, has_base: bool) -> Verdict:
+    """The first metric of each group and task; against a base, which metrics differ beyond chance."""
+    firsts = {name: row for name, *row in reversed(rows)}
+    names = list(dict.fromkeys(row[0] for row in rows))
+    said = []
+    for name in names[:_SAID]:
+        _, metric, value, _, _, change, *_ = firsts[name]
+        told = "" if change is None else f" ({change:+.4f})"
+        said.append(f"{name} {metric} {value:.4f}{told}")
+    if len(names) > _SAID:
+        said.append(f"and {len(names) - _SAID} more")
+    text = f"{label_of(record)}: {', '.join(said)}"
+    if not has_base:
+        return Verdict(text)
+    intervals = [(f"{row[0]} {row[2]}", row[7]) for row in rows if row[7] is not None]
+    changed = [what for what, (low, high) in intervals if low > 0 or high < 0]
+    text += f", against {base_of(record.reference).name}" if record.reference else ""
+    if changed:
+        more = f" and {len(changed) - _SAID} more" if len(changed) > _SAID else ""
+        text += f"; distinguishable from the base: {', '.join(changed[:_SAID])}{more}"
+    elif intervals:
+        text += "; no metric is distinguishable from the base's on these questions"
+    return Verdict(text)
 
 
 def tasks_of_runs(sections: Sequence[tuple[str, Tasks]]) -> Table | None:

@@ -1,5 +1,6 @@
 """Tables with a line a run: finished ones, running ones, and those that a sweep would run."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ from scoremode.report.document import (
     Facts,
     Said,
     Table,
+    Verdict,
     cell_of,
+    counted,
     data,
     measured,
     metric_columns,
@@ -99,7 +102,19 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
     shown = table.filled()
     # Of a sweep that was ended all models that wait have the same to say.
     facts = tuple(dict.fromkeys(said))
-    return Document((shown, Facts(facts)) if facts else (shown,), table)
+    return Document((shown, Facts(facts)) if facts else (shown,), table, _progress(states))
+
+
+def _progress(states: Sequence[Mapping[str, Any]]) -> Verdict:
+    """How many runs are in which state, and how long the running ones take."""
+    counts = Counter("done" if state["state"] == "shard" else state["state"] for state in states)
+    text = f"{counts.pop('done', 0)} of {counted(len(states), 'run')} done"
+    text += "".join(f", {n} {state}" for state, n in counts.items())
+    left = [state["seconds_left"] for state in states if state.get("seconds_left") is not None]
+    if left:
+        text += f"; {_duration(max(left))} left for what is running"
+    problems = {"failed", "invalid", "damaged"}
+    return Verdict(text, False if problems & counts.keys() else None)
 
 
 def _name(state: Mapping[str, Any]) -> str:

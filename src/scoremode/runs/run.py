@@ -353,7 +353,10 @@ class ScoredRun:
         folder, document, shard = passes.folder, passes.document, context.request.shard
         # What was scored of the plan where a rule ended the run; a shard is of all of it.
         plan = passes.plan if shard is None else context.plan
+        if not self._auto_tokenizer.is_done:
+            context.clock.tell("tokenizer", "")
         document["tokenizer"]["auto_tokenizer"] = self._auto_tokenizer.result()
+        context.clock.tell("finish", "")
         parts = passes.scores(plan)
         targets = None if shard is None else document["shard"]["targets"]
         made = finished_sections(context, plan, folder, parts, self._table, targets)

@@ -13,12 +13,11 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
 from scoremode.lib.files import MOST_TEXT, read_regular
-from scoremode.lib.hub import find_revision, hub_call
+from scoremode.lib.hub import downloaded, find_revision
 from scoremode.text.corpus import Corpus, from_rows
 from scoremode.text.rows import read_rows, row_names
 
@@ -114,7 +113,7 @@ def rows_of_hub(
                 f"data set {title}: {repo} has {len(named)} of its {_shards(named[0])} files"
             )
         paths = [
-            Path(hub_call(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
+            downloaded(hf_hub_download, repo, f, repo_type="dataset", revision=commit)
             for f in named
         ]
     except _Several as error:
