@@ -1,6 +1,7 @@
 """Coverage of the 95 % intervals, by simulation: how often the interval of a text holds the truth.
 
     python benchmarks/coverage.py [--texts 400] [--data DIR] [--series NAME …] [--windows SPEC …]
+    python benchmarks/coverage.py --verdicts [--texts 400] [--series NAME …] [--windows SPEC …]
     python benchmarks/coverage.py --chats [--texts 2000]
 
 Every text is drawn from a process whose mean is known, cut into windows, and given to the very code
@@ -16,10 +17,19 @@ that makes a record's intervals. Beside it, what blocks of one window cover, whi
 
 Texts of the last five are of 300,000 tokens. In a window tokens are easier the more precede them.
 
+`--verdicts`: how often these texts give a wrong verdict (`results.statistics.verdict`), and how
+often the one that they should:
+
+- *false worse*: of a model that is as good as its base (of a KLD: whose KLD is the margin).
+- *false equivalent*: of a model whose distance is the margin.
+- *found*: `worse`, of a model as far off as the median text says it can tell with 80 %.
+- *decided*: of a model half a margin off, by texts four times as long as those that ask for as much.
+
 `--chats`: whole conversations instead, log-normally long (300 tokens, sigma 0.7), each with a level of
 its own: `nll` normal (2.5, 0.4), the log of a `ratio` normal (0.02, 0.03), `nll` and `kld` log-normal
 (sigma 1), the last under three times the noise. Beside it what the percentiles alone cover, which was
-the rule before, and how much wider both ends together are: the median, and one text in twenty.
+the rule before, how much wider both ends together are: the median, and one text in twenty; how often
+the KLD of the margin is found worse, and equivalent.
 """
 
 import argparse
@@ -29,12 +39,15 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from scoremode.results.record.section import Metric
 from scoremode.results.statistics.blocks import block_length
 from scoremode.results.statistics.bootstrap import clusters, percentile_interval
 from scoremode.results.statistics.means import Blocks, Mean, estimates
+from scoremode.results.statistics.verdict import Verdict, verdicts
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 LENGTH = 300_000
@@ -181,6 +194,67 @@ def coverage(
     return found
 
 
+def verdict_shares(
+    draw: Draw, windows: list[tuple[int, int]], texts: int, key: str
+) -> dict[tuple[int, int], list[float]]:
+    """For each window the shares of texts: false worse, false equivalent, found, decided; of texts of a
+    quarter of the length, and of the whole ones."""
+    means: dict[tuple[int, int], dict[tuple[int, int], Mean]] = {w: {} for w in windows}
+    for text in range(texts):
+        values = draw(np.random.default_rng([20_481, text]))
+        for window in windows:
+            index, column, weight = evaluated(values, *window)
+            for parts in (1, 4):
+                own = slice(len(index) // parts)
+                of = {key: column[own]}
+                length = block_length(index[own], of, window[0], weight[own]).tokens
+                mean = Blocks(index[own], length, weight[own]).mean(column[own])
+                assert mean is not None
+                means[window][parts, text] = mean
+    found = {}
+    for window in windows:
+        truth = float(harder(np.arange(1, window[0])).mean())
+        measured: dict[int, list[Metric]] = {1: [], 4: []}
+        for (parts, _), metric in estimates(means[window], 0).items():
+            measured[parts].append(metric)
+
+        def judge(
+            away: float, margin: float, of: list[Metric], truth: float = truth
+        ) -> list[Verdict]:
+            """Verdicts on a ratio with this logarithm, or on a KLD so far from the margin."""
+            then = math.exp if key == "ppl_ratio" else margin.__add__
+            made = []
+            for one in of:
+                value, *ends = (then(x - truth + away) for x in (one.value, *(one.ci95 or ())))
+                moved = Metric(value, (ends[0], ends[1]) if ends else None, one.n, one.note)
+                made += verdicts({key: moved}, margin)
+            return made
+
+        def share(kind: str, *how: Any) -> float:
+            return float(np.mean([verdict.kind == kind for verdict in judge(*how)]))
+
+        def detectable(of: list[Metric]) -> float:
+            told = [d for v in judge(0.0, 1e-9, of) if (d := v.detectable) is not None]
+            typical = float(np.median(told))
+            return math.log1p(typical) if key == "ppl_ratio" else typical
+
+        whole = measured[1]
+        far, aim = detectable(whole), detectable(measured[4]) / 2
+        if key == "kld":
+            at, decided = 0.0, share("undecided", aim, 1.0, whole)
+        else:
+            # Half a quarter's interval: a margin that asks for four times the text.
+            at, half = 10 * far, aim / 1.4294
+            decided = share("undecided", half, math.expm1(2 * half), whole)
+        found[window] = [
+            share("worse", 0.0, 1e-9, whole),
+            share("equivalent", at, math.expm1(at) if at else 1.0, whole),
+            share("worse", far, 1e-9, whole),
+            1 - decided,
+        ]
+    return found
+
+
 # Metric → how levels are drawn, their mean, and a token's noise in levels.
 CHATS: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
     "nll, normal": (lambda rng, shape: rng.normal(2.5, 0.4, shape), 2.5, 1),
@@ -192,11 +266,14 @@ CHATS: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
 
 def chats(texts: int) -> None:
     """Prints what intervals over whole conversations cover."""
-    print("| levels | conversations | covered | percentiles alone | wider by | one in 20 |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print(
+        "| levels | conversations | covered | percentiles alone | wider by | one in 20 "
+        "| false worse | false equivalent |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, (drawn, truth, noise) in CHATS.items():
         for count in (8, 15, 30, 60, 100):
-            inside, wider = [], []
+            inside, wider, kinds = [], [], []
             for part in range(0, texts, 250):
                 rng = np.random.default_rng([20_481, count, part])
                 tokens = (
@@ -208,6 +285,9 @@ def chats(texts: int) -> None:
                 plain = found.value + percentile_interval(found.away, count)
                 inside.append([(e[0] <= truth) & (truth <= e[1]) for e in (found.ends, plain)])
                 wider.append((found.ends[1] - found.ends[0]) / (plain[1] - plain[0]))
+                for value, *ends in zip(found.value, *found.ends, strict=True):
+                    metric = {"kld": Metric(value, (ends[0], ends[1]), count)}
+                    kinds += [v.kind for v in verdicts(metric, truth, clusters=count)]
             ours, percentiles = np.concatenate(inside, axis=1).mean(1)
             middle, far = np.quantile(np.concatenate(wider), [0.5, 0.95])
             cells = (
@@ -217,6 +297,7 @@ def chats(texts: int) -> None:
                 f"{percentiles:.1%}",
                 f"{middle:.2f}×",
                 f"{far:.2f}×",
+                *(f"{np.mean(np.array(kinds) == kind):.1%}" for kind in ("worse", "equivalent")),
             )
             print("|", " | ".join(map(str, cells)), "|", flush=True)
 
@@ -228,6 +309,7 @@ def main() -> None:
     parser.add_argument("--series", nargs="+")
     parser.add_argument("--windows", nargs="+", default=["128", "512", "2048/512", "2048", "8192"])
     parser.add_argument("--chats", action="store_true")
+    parser.add_argument("--verdicts", action="store_true")
     args = parser.parse_args()
     if args.chats:
         chats(args.texts)
@@ -244,6 +326,15 @@ def main() -> None:
     for word in args.windows:
         length, _, stride = word.partition("/")
         windows.append((int(length), int(stride or length)))
+    if args.verdicts:
+        print("| series | windows | false worse | false equivalent | found | decided |")
+        print("|---|---:|---:|---:|---:|---:|")
+        for name in args.series or series:
+            key = "kld" if name == "heavy" else "ppl_ratio"
+            for window, shares in verdict_shares(series[name](), windows, args.texts, key).items():
+                said = "/".join(map(str, dict.fromkeys(window)))
+                print("|", " | ".join([name, said, *(f"{s:.1%}" for s in shares)]), "|", flush=True)
+        return
     print("| series | windows | block | covered | by blocks of a window | wider by | no interval |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in args.series or series:

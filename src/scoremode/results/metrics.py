@@ -27,6 +27,10 @@ Column = Callable[[Scores, Comparison], NDArray | None]
 Kind = Literal["perplexity", "ratio", "nats", "bits", "share", "rate"]
 _UNITS = {"nats": "nats", "share": "share", "rate": "share"}
 
+# A hundredth of the perplexity, or of a nat: on text of the base's own the logarithm of the ratio is on
+# average the KLD, so that both have one margin.
+MARGIN = 0.01
+
 # Where a metric is shown: tables of runs, a card, the page's ranking and its tables of groups; the
 # facts of a run with -v; groups of a run alone, of one against a base (in the first table, and in the
 # further ones of `show --groups`), and by depth.
@@ -74,6 +78,8 @@ class MetricSpec:
     - `percent`: of a percentile of the KLD, instead of a column.
     - `by_group`: whether it is also measured for each group of `--group-by`.
     - `rare`: a share of what may not have been seen at all.
+    - `margin`: the distance from the base that is of no consequence, of a ratio as a share; None of a
+      metric that has no verdict (`statistics.verdict`).
     - `importance`: of its columns where a terminal is too narrow for all (`report.document.Column`).
     - `hub`: type and name of the metric in a model card's metadata.
     """
@@ -91,6 +97,7 @@ class MetricSpec:
     percent: float | None = None
     by_group: bool = False
     rare: bool = False
+    margin: float | None = None
     importance: int = 4
     hub: tuple[str, str] | None = None
     family: str = ""
@@ -219,6 +226,7 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".4f",
         column=log_ratio,
         then=np.exp,
+        margin=MARGIN,
         importance=8,
         hub=("perplexity_ratio", "Perplexity / base's"),
         places=(
@@ -235,6 +243,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "mean of KL(base‖model) = Σ p ln(p/q) over the vocabulary, in nats",
         heading="KLD (nats)",
         column=lambda scores, against: against.kld,
+        margin=MARGIN,
         importance=9,
         hub=("kl_divergence", "KL divergence from the base (nats)"),
         places=(
