@@ -62,3 +62,31 @@ def test_a_missed_gate_is_said_and_is_exit_code_4(capsys):
     assert capsys.readouterr().err == (
         "scoremode: gate not met: --max-kld 0.01: the mean KLD is 0.02\n"
     )
+
+
+@pytest.mark.parametrize(("on", "code"), [("value", 0), ("upper", 4)])
+def test_a_text_too_short_for_an_interval_is_told_of_before_the_run(
+    on, code, demo, tmp_path, capsys
+):
+    model = str(demo / "model")
+    found, out, err = run(
+        capsys, "kld", model, "--reference", model, "-f", str(demo / "heldout.txt"), "-c", "64",
+        "--limit", "4", "--protocol", "disjoint", "--device", "cpu", "-o", str(tmp_path),
+        "--max-kld", "1", "--gate-on", on,
+    )  # fmt: skip
+    few = "scoremode: these windows give no interval and no test (1 block of 1,024 tokens: "
+    lines = err.splitlines()
+    assert found == code and lines[0].startswith(few) and lines[0].endswith("--limit 128 would")
+    if on == "upper":
+        assert lines[1].startswith("scoremode: --gate-on upper: no interval, so no upper end")
+        assert lines[2].startswith("scoremode: gate not met: --max-kld 1: ") and len(lines) == 3
+    else:
+        assert lines[1:] == [] and "met, by a value without an interval (252 targets)" in out
+
+
+def test_a_plan_says_whether_its_windows_give_intervals(demo, capsys):
+    flags = ["plan", str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "64",
+             "--protocol", "disjoint"]  # fmt: skip
+    rows = {limit: run(capsys, *flags, "--limit", limit)[1] for limit in ("4", "160")}
+    assert "these windows give no interval and no test (1 block" in " ".join(rows["4"].split())
+    assert "intervals      from at most 10 blocks of at least 1,024 tokens" in rows["160"]

@@ -36,15 +36,15 @@ sys.exit(program())
         ("os.rename", "record.json", signal.SIGINT,
          ": no pass was written, nothing of the run is kept"),
         ("os.rename", "scores.parquet", signal.SIGTERM,
-         ": 8 of 8 windows kept, the same command with --resume goes on"),
+         ": 16 of 16 windows kept, the same command with --resume goes on"),
         # The finished record is written, and has no parts any more.
         ("os.rmdir", "parts", signal.SIGINT,
-         ": 8 of 8 windows kept, the same command with --resume goes on"),
+         ": 16 of 16 windows kept, the same command with --resume goes on"),
     ],
 )  # fmt: skip
 def test_an_interrupt_at_any_moment_is_one_line(event, about, number, kept, demo, tmp_path):
     command = [sys.executable, "-c", PROGRAM, event, about, str(int(number)), "ppl",
-               str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128", "--limit", "8",
+               str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128", "--limit", "16",
                "--device", "cpu", "-o", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     code, said = ENDS[number]

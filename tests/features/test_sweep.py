@@ -51,6 +51,8 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     assert code == 1
     assert out.startswith("best: ") and all(name in out for name in names)
     lines = err.splitlines()
+    # Once, and before anything is scored.
+    assert [i for i, line in enumerate(lines) if "no interval and no test" in line] == [0]
     ended = [line for line in lines if " of 3)" in line]
     assert len(ended) == 3 and sum("KLD " in line and "PPL / base ×" in line for line in ended) == 2
     assert sum("/no/such/model: error: no such folder" in line for line in ended) == 1

@@ -100,7 +100,8 @@ def test_the_number_comes_first_and_details_where_asked(run):
     assert rows[1].startswith("against ")
     assert "\n\n" not in short and len(rows) == 13
     over = (
-        f"{record['plan']['scored']:,} tokens in {record['plan']['windows']:,} windows of made.txt"
+        f"{record['plan']['scored']:,} targets (scored tokens) in "
+        f"{record['plan']['windows']:,} windows of made.txt"
     )
     assert over in line(short, "over")
     assert line(short, "more").endswith(f"scoremode show {folder} -v")
@@ -214,6 +215,17 @@ def test_gates(run):
         "--min-top1 0.5: 0.8, lower bound 0.75: met",
         "--max-ppl-ratio 2: 1.1 (1 block): NOT MET",
     ]
+
+
+def test_a_gate_met_by_a_value_without_an_interval_says_so(tmp_path):
+    folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
+    record = read_record(folder)
+    gate = {"name": "max_kld", "metric": "kld", "limit": 9.0, "value": 0.5, "on": "value",
+            "bound": 0.5, "met": True, "note": None}  # fmt: skip
+    text = document_text(kld_document(read_document(record | {"gates": [gate]}), folder))
+    n = record["metrics"]["kld"]["n"]
+    assert line(text, "gate").endswith(f"0.5: met, by a value without an interval ({n:,} targets)")
+    assert text.splitlines()[0].endswith("1 gate met, without an interval")
 
 
 def test_the_worst_tokens_in_context(run):

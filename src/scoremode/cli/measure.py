@@ -320,6 +320,7 @@ class Plan(Model, Protocol, Seed, Command):
     def found(self, session: Session) -> Found:
         from scoremode.checkpoint.model_files import resolve_model
         from scoremode.report.inspection import plan_document
+        from scoremode.results.statistics.blocks import planned_blocks
         from scoremode.runs.planning import plan_text
 
         model = named_model(self)
@@ -329,4 +330,5 @@ class Plan(Model, Protocol, Seed, Command):
         planned = plan_text(corpus, protocol_of(self), model=files, tokenizer=self.tokenizer)
         for note in planned.notes:
             session.screen.line(note)
-        return Found(planned.to_json(corpus), plan_document)
+        value = planned.to_json(corpus) | {"intervals": planned_blocks(planned.plan)}
+        return Found(value, plan_document)

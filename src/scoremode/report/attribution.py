@@ -22,7 +22,7 @@ from scoremode.report.document import (
     number,
     words,
 )
-from scoremode.report.facts import base_words
+from scoremode.report.facts import base_words, over_words
 from scoremode.results.labels import label_of
 from scoremode.results.record.definition import Done
 from scoremode.results.record.section import Metric, decode
@@ -75,7 +75,7 @@ def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -
         ("KLD", f"{whole.value:.6g} nats   {interval_text(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
         *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),
-        ("over", f"{whole.n:,} tokens in {record.plan.windows:,} windows"),
+        ("over", over_words(whole.n, record.plan.windows)),
     ]
     if value["unfit"]:
         more = f" and {len(value['unfit']) - 1} more" if len(value["unfit"]) > 1 else ""

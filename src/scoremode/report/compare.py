@@ -14,7 +14,6 @@ from scoremode.report.document import (
     Prose,
     Table,
     Verdict,
-    counted,
     data,
     interval,
     measured,
@@ -24,7 +23,7 @@ from scoremode.report.document import (
     without_interval,
     words,
 )
-from scoremode.report.facts import base_words, blocks_words, protocol_words, text_words
+from scoremode.report.facts import base_words, blocks_words, over_words, protocol_words, text_words
 from scoremode.report.groups import groups_of_runs
 from scoremode.report.run import tasks_of_runs
 from scoremode.report.runs import runs_table
@@ -143,7 +142,7 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         *rows,
         ("protocol", printable(protocol_words(protocol))),
         ("text", printable(text_words(decode(value["corpus"], Corpus)))),
-        ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
+        ("over", over_words(plan["scored"], plan["windows"])),
         *([("intervals from", words)] if any(each["ci95"] for each in made) else []),
     )
 

@@ -136,9 +136,13 @@ def base_words(reference: Reference, *further: str) -> str:
 
 def _over(record: Scored) -> str:
     plan, n = record.plan, record.plan.scored
-    often = "" if plan.unique == n else f" ({plan.unique:,} different ones)"
-    windows = counted(plan.windows, "window")
-    return f"{counted(n, 'token')}{often} in {windows} of {text_words(record.corpus)}"
+    often = "" if plan.unique == n else f", {plan.unique:,} different ones"
+    return f"{over_words(n, plan.windows, often)} of {text_words(record.corpus)}"
+
+
+def over_words(targets: int, windows: int, often: str = "") -> str:
+    """What was scored: not every token of a window is, its first one never."""
+    return f"{counted(targets, 'target')} (scored tokens{often}) in {counted(windows, 'window')}"
 
 
 def measured_rows(record: Scored) -> list[tuple[str, str]]:

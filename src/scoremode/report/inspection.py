@@ -25,6 +25,7 @@ from scoremode.report.groups import group_counts
 from scoremode.results.comparison.ranking import gib_of
 from scoremode.results.record.section import decode
 from scoremode.results.record.text import Corpus, Plan, Protocol
+from scoremode.results.statistics.bootstrap import WHOLE
 
 # Kinds of modules that are named.
 _KINDS = 16
@@ -174,12 +175,13 @@ def plan_document(value: Mapping[str, Any]) -> Document:
             ("BOS", bos),
             ("tokens", f"{plan.tokens:,}"),
             ("windows", f"{plan.windows:,}"),
-            ("targets", f"{plan.scored:,} scored, {plan.unique:,} unique"),
+            ("targets", f"{plan.scored:,} scored tokens, {plan.unique:,} unique"),
             *group_counts(plan),
             *conversation_rows(corpus),
             *template_rows(corpus),
             *left_out_rows(protocol),
             *_dropped_tail(plan, protocol),
+            ("intervals", _intervals(value["intervals"])),
             ("tokens sha256", plan.tokens_sha256),
             ("plan sha256", plan.sha256),
         )
@@ -203,6 +205,15 @@ def plan_document(value: Mapping[str, Any]) -> Document:
         "plan_sha256": plan.sha256,
     }
     return Document((facts,), Table(tuple(map(data, plain)), (tuple(plain.values()),)))
+
+
+def _intervals(found: Mapping[str, Any]) -> str:
+    """Whether there will be intervals, as `planned_blocks` says it."""
+    if found["note"]:
+        return found["note"]
+    if (length := found["block_length"]) == WHOLE:
+        return f"from {found['blocks']:,} conversations, pages or questions, each whole"
+    return f"from at most {found['blocks']:,} blocks of at least {length:,} tokens"
 
 
 def _dropped_tail(plan: Plan, protocol: Protocol) -> list[tuple[str, str]]:

@@ -177,7 +177,8 @@ def _verdict(record: Done, names: Sequence[str], end: str) -> Verdict:
     if not (gates := record.gates):
         return Verdict(text)
     missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
-    said = f"MISSED {', '.join(missed)}" if missed else f"{counted(len(gates), 'gate')} met"
+    bare = ", without an interval" if _bare(record) else ""
+    said = f"MISSED {', '.join(missed)}" if missed else f"{counted(len(gates), 'gate')} met{bare}"
     return Verdict(f"{text}; {said}", not missed)
 
 
@@ -438,17 +439,26 @@ def _agreement(metrics: Mapping[str, Metric]) -> Rows:
 
 def _checks(record: Done) -> Rows:
     """Gates, those not met in capitals."""
-    return [("gate", _gate(gate)) for gate in record.gates or ()]
+    return [("gate", _gate(gate, record)) for gate in record.gates or ()]
 
 
-def _gate(gate: Gate) -> str:
+def _gate(gate: Gate, record: Done) -> str:
     flag = gate.name.replace("_", "-")
     words = f"--{flag} {gate.limit:g}: {gate.value:.6g}"
     if gate.on == "upper":
         end = "lower" if gate.name == "min_top1" else "upper"
         bound = gate.bound
         words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate.note})"
-    return f"{words}: {'met' if gate.met else 'NOT MET'}"
+    words = f"{words}: {'met' if gate.met else 'NOT MET'}"
+    if gate.on == "value" and (n := _bare(record)):
+        words += f", by a value without an interval ({counted(n, 'target')})"
+    return words
+
+
+def _bare(record: Done) -> int:
+    """The number of targets of a comparison whose text is too short for an interval, else 0."""
+    kld = record.metrics["kld"]
+    return 0 if kld.ci95 is not None else kld.n
 
 
 def _reference(reference: Reference | UnsetType) -> str:

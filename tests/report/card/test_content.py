@@ -8,7 +8,9 @@ import yaml
 from huggingface_hub import ModelCardData, parse_eval_result_entries
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
-from support.card_groups import made_run, two_groups
+from support.card_groups import HUB_TEXT, changes_of, made_run, two_groups
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.cli.card import groups_of
 from scoremode.report.card.content import (
@@ -61,11 +63,23 @@ def test_protocol_text_base_and_hashes_are_in_a_line_and_short(groups):
     for words in (
         *("windows of 64 tokens every 64", "made.txt", "against base", "in nats"),
         *(record["corpus"]["text"]["sha256"][:12], record["plan"]["sha256"][:12]),
-        f"{record['plan']['scored']:,} tokens in {record['plan']['windows']:,} windows",
+        f"{record['plan']['scored']:,} targets (scored tokens) in "
+        f"{record['plan']['windows']:,} windows",
     ):
         assert words in line
     assert "bos=never" in other and "org/data en validation" in other
     assert not re.search(r"[0-9a-f]{13}", line)
+
+
+def test_why_there_is_no_interval_is_said(tmp_path, groups):
+    scores = made(**overlapping(200, CONTEXT, 64), noise=0.1, full=False)
+    folder = write_run(tmp_path / "x", scores, changes=changes_of(**HUB_TEXT))
+    few = groups_of([folder])
+    why = "1 block of 1,024 tokens: an interval needs at least 8"
+    assert f"No 95 % intervals, so a small difference may be chance: {why}." in card_block(few)
+    (text,) = entry_files(few, {}).values()
+    assert text.count("no interval: ") == 2
+    assert "No 95 %" not in card_block(groups)
 
 
 def test_commands_stand_as_they_are_typed(groups):

@@ -13,9 +13,12 @@ from scoremode.results.statistics.blocks import (
     SHORTEST,
     Places,
     block_length,
+    planned_blocks,
     politis_white,
 )
 from scoremode.results.statistics.means import Blocks, Mean, estimates, percentile_intervals
+from scoremode.text.plan import make_plan
+from scoremode.text.protocol import preset
 
 
 def test_a_text_has_blocks_of_its_stream():
@@ -181,3 +184,46 @@ def test_weights_count():
     weights = np.tile([1.0, 0.0], 60_000)
     one = block_length(index, {"nll": values}, 128)
     assert block_length(doubled, {"nll": twice}, 128, weights) == one
+
+
+def planned(tokens: int, length: int, name: str = "disjoint", limit: int | None = None):
+    protocol = preset(name).override(context_length=length, max_windows=limit)
+    return make_plan(np.arange(tokens, dtype=np.int32) % 100, protocol.resolve(None))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "name", "limit", "blocks", "more"),
+    [
+        (2048, 512, "disjoint", None, 2, "a text of 8,192 tokens (this one has 2,048) would"),
+        (90_000, 512, "disjoint", 4, 2, "--limit 16 would"),
+        (90_000, 512, "score-mode", 4, 2, "--limit 16 would"),
+        (8192, 512, "score-mode", 4, 2, "a text of 8,193 tokens (this one has 8,192) would"),
+        (10_000, 2048, "disjoint", None, 5, "(this one has 10,000), or -c 1024, would"),
+        (7168, 512, "disjoint", None, 7, "a text of 8,192 tokens (this one has 7,168) would"),
+        (7170, 512, "disjoint", None, 8, None),
+        (90_000, 2048, "score-mode", 40, 11, None),
+    ],
+)
+def test_a_plan_tells_whether_there_will_be_intervals(tokens, length, name, limit, blocks, more):
+    plan = planned(tokens, length, name, limit)
+    found = planned_blocks(plan)
+    assert (found["blocks"], found["block_length"]) == (blocks, max(length, SHORTEST))
+    if more is None:
+        assert found["note"] is None
+    else:
+        assert found["note"].startswith(
+            f"these windows give no interval and no test ({blocks} block"
+        )
+        assert found["note"].endswith(more)
+    # As it is when the scores are there.
+    index = plan.targets()[2]
+    chosen = block_length(index, {"nll": np.ones(len(index))}, length)
+    ends = np.unique(index // chosen.tokens)
+    assert (len(ends) < 8) == (more is not None)
+
+
+def test_the_advice_gives_an_interval():
+    for name in ("disjoint", "score-mode", "llama.cpp"):
+        few = planned_blocks(planned(90_000, 512, name, 2))["note"]
+        limit = int(few.partition("--limit ")[2].partition(" ")[0])
+        assert planned_blocks(planned(90_000, 512, name, limit))["note"] is None

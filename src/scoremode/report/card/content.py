@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from scoremode.errors import escaped
 from scoremode.lib.hub import on_hub
 from scoremode.report.compare import ranked_rows
@@ -27,7 +29,13 @@ from scoremode.report.document import (
     size,
     words,
 )
-from scoremode.report.facts import blocks_words, caveats, chat_sentence, protocol_words
+from scoremode.report.facts import (
+    blocks_words,
+    caveats,
+    chat_sentence,
+    over_words,
+    protocol_words,
+)
 from scoremode.report.rendering import literal, preformatted, table_markdown
 from scoremode.results.labels import base_of
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
@@ -36,6 +44,7 @@ from scoremode.results.record.model import Reference, VllmEngine
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
 from scoremode.results.record.text import Corpus, Protocol
+from scoremode.results.statistics.bootstrap import too_few
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
@@ -127,8 +136,7 @@ def _protocol(value: Mapping[str, Any]) -> str:
     text = literal(printable(corpus.name))
     said = (
         f"Protocol {literal(printable(protocol.name))}: {_windows(protocol, corpus)}; "
-        f"{counted(plan['scored'], 'token')} in "
-        f"{counted(plan['windows'], 'window')} of {text} "
+        f"{over_words(plan['scored'], plan['windows'])} of {text} "
         f"(text {_short(corpus.text.sha256)}, plan {_short(plan['sha256'])})."
     )
     if value["reference"]:
@@ -137,10 +145,16 @@ def _protocol(value: Mapping[str, Any]) -> str:
             f" KLD: mean KL(base‖model) of the next token over the whole vocabulary, in nats, "
             f"against {literal(printable(base))}."
         )
+    blocks = decode(value["intervals"], Intervals)
     if any(run["ppl"]["ci95"] is not None for run in value["runs"]):
         said += (
             " In brackets: 95 % intervals, by a paired bootstrap, the same for all models, over "
-            f"{blocks_words(decode(value['intervals'], Intervals), protocol)}."
+            f"{blocks_words(blocks, protocol)}."
+        )
+    elif blocks.blocks is not UNSET:
+        said += (
+            " No 95 % intervals, so a small difference may be chance: "
+            f"{too_few(blocks.blocks, blocks.block_length)}."
         )
     return said
 
@@ -319,7 +333,11 @@ def _entries(
         ends = metric.ci95
         kind, title = METRIC[name].hub or ("", "")
         notes = [f"{title} of {escaped(row['label'])}"]
-        notes += [] if ends is None else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
+        notes += (
+            [f"no interval: {record.metrics[name].note}"]
+            if ends is None
+            else [f"95 % [{ends[0]:.6g}, {ends[1]:.6g}]"]
+        )
         notes += [f"protocol {escaped(protocol_words(record.protocol))}", f"n = {metric.n}"]
         if name == "kld" and record.reference:
             notes.append(f"base {escaped(_base(record.reference))}")

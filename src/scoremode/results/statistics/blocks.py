@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.bootstrap import covered
+from scoremode.results.statistics.bootstrap import MIN_BLOCKS, covered, too_few
 from scoremode.results.statistics.means import Blocks
+from scoremode.text.plan import Plan
 
 Floats = NDArray[np.float64]
 
@@ -132,6 +133,47 @@ def politis_white(series: Floats) -> float | None:
     if spectrum <= 0:  # an estimate without meaning: the dependence reaches too far to see its end
         return float(n)
     return (abs(slope) / spectrum) ** (2 / 3) * n ** (1 / 3)
+
+
+def planned_blocks(plan: Plan) -> dict[str, Any]:
+    """What a plan tells of the intervals of its scores, before there is one.
+
+    `blocks`: how many there are at most, of `block_length` (1: whole conversations or pages); `note`:
+    that they are too few for any interval, and what gives more; None where they are enough, and of
+    requests, each task of which has its own.
+    """
+    if plan.conversation is not None:
+        length, blocks = CONVERSATIONS.tokens, plan.draws
+    else:
+        assert plan.protocol.context_length is not None
+        length = _windows(SHORTEST, plan.protocol.context_length)
+        # No window is longer than a block: it lies in one, or in two neighbors.
+        ends = np.concatenate([plan.start + plan.first, plan.stop - 1])
+        blocks = len(np.unique(ends // length))
+    note = None
+    if blocks < MIN_BLOCKS and plan.protocol.text != "requests":
+        note = (
+            f"these windows give no interval and no test ({too_few(blocks, length)}); "
+            f"{_more(plan, length)} would"
+        )
+    return {"blocks": blocks, "block_length": length, "note": note}
+
+
+def _more(plan: Plan, length: int) -> str:
+    """What gives a plan enough blocks of that length."""
+    protocol, tokens = plan.protocol, len(plan.tokens)
+    if plan.conversation is not None:
+        return f"more {protocol.text}"
+    context, stride = protocol.context_length, protocol.stride
+    assert context is not None and stride is not None
+    scored = MIN_BLOCKS * length
+    needed = scored + (protocol.tail == "drop-exact")
+    if protocol.max_windows is not None and tokens >= needed:
+        return f"--limit {1 + math.ceil((scored - context) / stride)}"
+    # Of a window that is longer than the shortest block, a block is as long.
+    shorter = 1 << int(math.log2(max(tokens // MIN_BLOCKS, 1)))
+    also = f", or -c {shorter}," if SHORTEST <= shorter < context else ""
+    return f"a text of {needed:,} tokens (this one has {tokens:,}){also}"
 
 
 def _windows(tokens: float, context_length: int) -> int:
