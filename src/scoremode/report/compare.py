@@ -14,6 +14,7 @@ from scoremode.report.document import (
     Prose,
     Table,
     Verdict,
+    counted,
     data,
     interval,
     measured,

@@ -32,7 +32,7 @@ from scoremode.results.record.sections import now
 from scoremode.runs.baselines import ModelBaseline
 from scoremode.runs.context import RunContext, import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import notes_of, plan_request
+from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import score_plan
 from scoremode.schemes.mixing import differing
@@ -82,7 +82,7 @@ def attribute(
         planned = plan_request(request, checkpoint)
         if planned.plan.conversation is not None:
             raise UsageError("attribute: takes a text; conversations and tasks are not supported")
-        for note in notes_of(planned, request):
+        for note in planned.notes:
             notify(note)
         clock.begin("import")
         import_engine(request.options)

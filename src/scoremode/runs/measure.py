@@ -15,7 +15,7 @@ from scoremode.lib.processes import run_apart
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.context import import_engine
 from scoremode.runs.models import opened_model
-from scoremode.runs.planning import notes_of, plan_of_base, plan_request
+from scoremode.runs.planning import plan_of_base, plan_request
 from scoremode.runs.request import (
     Request,
     Result,
@@ -54,7 +54,7 @@ def measure(
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
         planned = plan_request(request, checkpoint)
-        for note in notes_of(planned, request):
+        for note in planned.notes:
             notify(note)
         clock.begin("import")
         import_engine(request.options)

@@ -16,7 +16,6 @@ from scoremode.checkpoint.model_files import (
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, TokenizerError
 from scoremode.results.comparison.comparable import check_same_plan
-from scoremode.results.statistics.blocks import planned_blocks
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.corpus import Corpus
@@ -91,18 +90,6 @@ def plan_request(request: Request, checkpoint: Checkpoint) -> PlannedText:
         tokenizer=request.tokenizer,
         config=checkpoint.text_config,
     )
-
-
-def notes_of(planned: PlannedText, request: Request) -> list[str]:
-    """Lines that a user should know before anything is scored: of the plan, and where its text is too
-    short for the intervals of its scores."""
-    notes = list(planned.notes)
-    if (note := planned_blocks(planned.plan)["note"]) is not None:
-        kept = ", of the reference as well" if isinstance(request.corpus, KeptText) else ""
-        notes.append(note + kept)
-        if request.gates is not None and request.gates.on == "upper":
-            notes.append("--gate-on upper: no interval, so no upper end: every gate will be missed")
-    return notes
 
 
 def _check_lengths(plan: Plan, most: int, model: str) -> None:

@@ -28,6 +28,7 @@ from scoremode.results.record.definition import (
 from scoremode.results.record.section import decode
 from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.checks import open_shard
+from scoremode.results.statistics.blocks import planned_blocks
 from scoremode.runs.context import RunContext, agree, identity_of
 from scoremode.runs.finalize import (
     auto_tokenizer_task,
@@ -43,6 +44,7 @@ from scoremode.runs.resume import check_earlier, find_earlier, go_on, new_folder
 from scoremode.runs.shards import shard_section, share_of
 from scoremode.startup.clock import StageClock
 from scoremode.text.corpus_plan import PlannedText
+from scoremode.text.kept_text import KeptText
 
 if TYPE_CHECKING:
     from scoremode.runs.baselines import Baseline
@@ -105,6 +107,7 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     if earlier and not isinstance(earlier[1], Running):
         notify(f"already finished: {earlier[0]}")
         return partial(_finished_before, request, *earlier)
+    _tell_what_is_too_short(context)
     if request.resume is True and not earlier:
         notify(f"nothing to resume in {request.output}: starting anew")
     folder, document = go_on(*earlier) if earlier else _begin(context, identity)
@@ -115,6 +118,18 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     scored = ScoredRun(context, RunPasses(context, folder, document), close)
     scored.score(floor, resumed=earlier is not None)
     return scored.finish
+
+
+def _tell_what_is_too_short(context: RunContext) -> None:
+    """Says before anything is scored that there will be no intervals, where the windows are too few."""
+    request = context.request
+    note = planned_blocks(context.plan)["note"]
+    if note is None:
+        return
+    kept = ", of the reference as well" if isinstance(request.corpus, KeptText) else ""
+    context.notify(note + kept)
+    if request.gates is not None and request.gates.on == "upper":
+        context.notify("--gate-on upper: no interval, so no upper end: every gate will be missed")
 
 
 def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:

@@ -25,7 +25,7 @@ from scoremode.runs.baselines import Baseline
 from scoremode.runs.context import RunContext, import_engine
 from scoremode.runs.finalize import check_texts
 from scoremode.runs.models import check_engine, check_quantization
-from scoremode.runs.planning import notes_of, plan_request
+from scoremode.runs.planning import plan_request
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.resume import relabeled
 from scoremode.runs.run import score_plan
@@ -297,8 +297,6 @@ class ModelRuns:
         """The folder of the base's reference, made now or by a call before."""
         libraries.wait()
         request, clock = self._requests[number], StageClock(tell=self._stage.tell)
-        for note in notes_of(planned, request):
-            self._stage.notify(note)
         options = request.options.keeping()
         lent = self._lent(checkpoint, planned, options)
         try:
@@ -321,7 +319,7 @@ class ModelRuns:
         """Scores all passes of a run. Returns a call that makes its result, and the sha256 by which a
         later call finds it."""
         request, clock = self._requests[number], StageClock(tell=self._stage.tell)
-        for note in notes_of(planned, request):
+        for note in planned.notes:
             self._stage.notify(note)
         clock.begin("import")
         libraries.wait()
