@@ -115,6 +115,9 @@ def test_gates_are_below_the_ranking_with_value_interval_and_result(value):
     assert document.verdict.text.endswith("; MISSED 2 of 3 gates")
     met = compare_document(value, judged[:1]).verdict
     assert met and met.holds and met.text.endswith("; all gates met")
+    bare = Gate("max_kld", "", 0.05, 0.02, "value", 0.02, True)
+    few = compare_document(value, [("one", bare)]).verdict
+    assert few and few.holds and few.text.endswith("; all gates met, without an interval")
     assert table_csv(document.data) == table_csv(compare_document(value).data)
 
 

@@ -80,7 +80,10 @@ def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
     if not gates:
         return Verdict(text)
     missed = sum(not gate.met for gate in gates)
-    said = f"MISSED {missed} of {counted(len(gates), 'gate')}" if missed else "all gates met"
+    # A percentile never has one.
+    bare = any(gate.ci95 is None and gate.name != "max_kld_p99" for gate in gates)
+    met = "all gates met" + ", without an interval" * bare
+    said = f"MISSED {missed} of {counted(len(gates), 'gate')}" if missed else met
     return Verdict(f"{text}; {said}", not missed)
 
 
