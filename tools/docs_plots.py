@@ -17,15 +17,18 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from scoremode.report.facts import text_name
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.paths import run_folders
+from scoremode.results.labels import base_of
+from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import perplexity
 
 INK, COLOURS = "#808080", ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 360, 110, 46, 34
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 404, 110, 46, 78
 Scale = Callable[[float], float]
-Run = tuple[dict, Scores]
+Run = tuple[Done, Scores]
 
 
 class Picture:
@@ -71,7 +74,13 @@ class Picture:
             f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="4" fill="{colour}"/>'
         )
 
-    def write(self, path: Path, title: str) -> None:
+    def write(self, path: Path, title: str, run: Run) -> None:
+        """Writes it under a title and, as the report does, the base, text and protocol of `run`."""
+        record, _ = run
+        assert record.reference
+        base, text = base_of(record.reference).name, text_name(record.corpus)
+        self.text(8, 18, title, "start")
+        self.text(8, 38, f"Quants of {base} on {text}, protocol {record.protocol.name}", "start")
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
             f'font-family="system-ui,sans-serif" font-size="13"><title>{escape(title)}</title>'
@@ -94,16 +103,17 @@ def paired(runs: dict[str, Run], path: Path) -> None:
     picture = Picture((-25, 25), (len(names) - 0.5, -0.6))
     picture.axes(range(-20, 21, 10), (), "95 % interval, % around the value", form="+d")
     for row, name in enumerate(names):
-        metrics = runs[name][0]["metrics"]
+        metrics = runs[name][0].metrics
         picture.text(LEFT - 8, picture.y(row) + 4, name, "end")
         for metric, colour, lift in (("ppl", COLOURS[1], -0.13), ("ppl_ratio", COLOURS[0], 0.13)):
-            value, (low, high) = metrics[metric]["value"], metrics[metric]["ci95"]
-            ends = [(100 * (end / value - 1), row + lift) for end in (low, high)]
+            value, interval = metrics[metric].value, metrics[metric].ci95
+            assert interval is not None
+            ends = [(100 * (end / value - 1), row + lift) for end in interval]
             picture.line(ends, colour)
             picture.dot(0, row + lift, colour)
     picture.text(LEFT, TOP - 14, "PPL", "start", COLOURS[1])
     picture.text(LEFT + 60, TOP - 14, "PPL / dense PPL", "start", COLOURS[0])
-    picture.write(path, "Intervals of perplexities and of their ratios")
+    picture.write(path, "Intervals of perplexities and of their ratios", runs["dense"])
 
 
 def tail(runs: dict[str, Run], path: Path) -> None:
@@ -121,40 +131,41 @@ def tail(runs: dict[str, Run], path: Path) -> None:
         points = [(float(kld[i]), float(share[i])) for i in at if 1e-4 < kld[i] < 10]
         picture.line(points, colour)
         # Where no curve goes.
-        picture.text(276, 190 + 20 * names.index(name), name, "start", colour)
-    picture.write(path, "How many tokens are how far off")
+        picture.text(276, TOP + 156 + 20 * names.index(name), name, "start", colour)
+    picture.write(path, "How many tokens are how far off", runs["dense"])
 
 
 def size(runs: dict[str, Run], path: Path) -> None:
     """Mean KLD against bits per weight, with the frontier."""
     points = []
     for name, (record, _) in runs.items():
-        if "kld" in record["metrics"] and record["metrics"]["kld"]["value"] > 0:
-            bits = record["checkpoint"]["bits_per_weight"]["body"]
-            points.append((bits, record["metrics"]["kld"], name))
-    points.sort(key=lambda p: (p[0], p[1]["value"]))
+        if "kld" in record.metrics and record.metrics["kld"].value > 0:
+            bits = record.checkpoint.bits_per_weight.body
+            points.append((bits, record.metrics["kld"], name))
+    points.sort(key=lambda p: (p[0], p[1].value))
     picture = Picture((2, 9), (1e-4, 1.5), log="y")
     picture.axes(range(2, 10), (1e-4, 1e-3, 1e-2, 0.1, 1), "bits per weight", "mean KLD, nats")
     best, frontier = math.inf, []
     for bits, kld, _ in points:
-        if kld["value"] < best:
-            best = kld["value"]
+        if kld.value < best:
+            best = kld.value
             frontier.append((bits, best))
     picture.line(frontier, INK, "4 4")
     for bits, kld, name in points:
-        on = (bits, kld["value"]) in frontier
+        on = (bits, kld.value) in frontier
         colour = COLOURS[0] if on else COLOURS[1]
-        picture.line([(bits, end) for end in kld["ci95"]], colour)
-        picture.dot(bits, kld["value"], colour)
+        picture.line([(bits, end) for end in kld.ci95], colour)
+        picture.dot(bits, kld.value, colour)
         if on:
-            picture.text(picture.x(bits) + 8, picture.y(kld["value"]) - 8, name, "start", colour)
-    picture.write(path, "Size against KLD")
+            picture.text(picture.x(bits) + 8, picture.y(kld.value) - 8, name, "start", colour)
+    picture.write(path, "Size against KLD", runs["dense"])
 
 
 def blocks(runs: dict[str, Run], path: Path) -> None:
     """Width of the dense model's interval by the length of the blocks that are drawn."""
     record, scores = runs["dense"]
-    used = record["intervals"]["block_length"]
+    assert record.intervals
+    used = record.intervals.block_length
     lengths = [2**n for n in range(13) if 2**n <= used] + [used]
     points = []
     for length in lengths:
@@ -171,7 +182,7 @@ def blocks(runs: dict[str, Run], path: Path) -> None:
     picture.text(
         picture.x(1) + 10, picture.y(points[0][1]) + 20, "tokens as if independent", "start"
     )
-    picture.write(path, "The interval by the length of a block")
+    picture.write(path, "The dense model's interval by the length of a block", runs["dense"])
 
 
 def picture_top(points: Sequence[tuple[float, float]]) -> float:

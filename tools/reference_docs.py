@@ -69,8 +69,8 @@ All commands with all their flags, as `scoremode COMMAND --help all` prints them
 """
 _COMPLETION = """## Completion
 
-A shell completes commands, flags, their values, models and files by a script, which is to be printed
-again after an upgrade:
+A script makes your shell complete commands, flags, their values, models and files. Print it again
+after an upgrade:
 
 - bash: `scoremode --print-completion bash > ~/.local/share/bash-completion/completions/scoremode`
 - zsh: `scoremode --print-completion zsh > ~/.zfunc/_scoremode`, and in `.zshrc`, before `compinit`,

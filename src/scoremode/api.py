@@ -287,17 +287,17 @@ class _Planned(Plan, Quiet):
 def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
-    - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers' in memory,
-      which runs as it is, on its device, and is left as it was (docs/python.md). It takes `tokenizer`,
-      a folder, a hub id or a tokenizer of transformers', and no flag of how to compute.
+    - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers in memory,
+      which runs as it is, on its device, and is not changed (docs/python.md). Such a model needs
+      `tokenizer` (a folder, a hub id or a tokenizer of transformers) and takes no flag on how to compute.
     - `text`, `file`, `dataset`, `dataset_file`, `conversations`: the text itself, text files, a hub
-      data set, a local one, one of chats, local or on the hub; at most one of them. Without any it is
-      the kept reference's, or else WikiText-2.
+      data set, a local data set, or chats, local or on the hub. Give at most one. The default is the
+      text of the kept reference, or else WikiText-2.
     - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.
     - `reference`: the base to compare every prediction with: a run that was kept, a model's folder or
       hub id, or a llama.cpp file of logits.
-    - `keep`: makes the run a reference, whose own folder is `output` then.
-    - `output`: the folder that runs go to, each to one of its own; `runs` by default.
+    - `keep`: keeps the run as a reference; `output` is then its own folder.
+    - `output`: the folder in which each run gets a folder of its own; `runs` by default.
     - `quiet`: no progress and no notices on stderr.
 
     A script that scores with `engine="vllm"` needs the guard `if __name__ == "__main__"`, as every

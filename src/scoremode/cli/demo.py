@@ -176,8 +176,9 @@ def _words(records: "Mapping[str, Done]") -> str:
     ppl = dense.metrics["ppl"]
     return (
         f"{dense.plan.scored:,} targets of held-out CPython documentation, protocol\n"
-        f"{dense.protocol.name}, computed in {dense.engine.dtype}; the dense model's\n"
-        f"perplexity is {ppl.value:.2f}, {interval_text(ppl, '.2f')}, most of which is the text's.\n"
+        f"{dense.protocol.name}, computed in {dense.engine.dtype}. The dense\n"
+        f"model is the one before quantization. Its perplexity is {ppl.value:.2f},\n"
+        f"{interval_text(ppl, '.2f')}, most of which is the text's.\n"
         "KLD is the mean of KL(dense‖model), 0 for the same predictions. It and the\n"
         "ratios are paired, token by token, so the text cancels. Names without A16\n"
         "quantize activations too, as their checkpoints declare. The model is tiny and\n"

@@ -19,6 +19,8 @@ from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
+# What the report and later commands call the dense model.
+BASE = "dense tiny Llama"
 _COLUMNS = (
     words("model", "model"),
     number("bits/weight", "bits_per_weight", ".3f", 6),
@@ -59,6 +61,7 @@ def measure_variants(
         output=reference,
         keep="stored",
         resume="if-there",
+        label=BASE,
         command=command,
     )
 
@@ -80,7 +83,7 @@ def measure_variants(
             quantized = folder / "models" / name
             if not _is_there(quantized, config_text(model, variant)):
                 quantize_folder(model, quantized, variant)
-            request = replace(request, model=str(quantized))
+            request = replace(request, model=str(quantized), label=None)
         yield name, measured(request, of)
 
 
