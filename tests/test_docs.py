@@ -54,7 +54,11 @@ def test_verifys_page_shows_what_verify_prints():
         return {
             "metrics": {"ppl": {"value": ppl}},
             "difference": difference(*numbers),
-            "verdict": {"words": words},
+            "verdict": {
+                "agrees": True,
+                "arithmetic": "other" if words.startswith("other") else "same",
+                "words": words,
+            },
             "is_reference": False,
         }
 
@@ -89,6 +93,7 @@ def test_verifys_page_shows_what_verify_prints():
                 40.430772, vllm, 1.0012414, 1.2e-3, [-4.7e-5, 2.2e-3], 4.1e-2, 0.26, 0.9777
             ),
         },
+        "agree": True,
         "between": [
             {
                 "engine": "vllm",

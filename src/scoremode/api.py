@@ -289,7 +289,8 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
 
     - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers in memory,
       which runs as it is, on its device, and is not changed (docs/python.md). Such a model needs
-      `tokenizer` (a folder, a hub id or a tokenizer of transformers) and takes no flag on how to compute.
+      `tokenizer` (a folder, a hub id or a tokenizer of transformers), and takes no flag on how to
+      compute.
     - `text`, `file`, `dataset`, `dataset_file`, `conversations`: the text itself, text files, a hub
       data set, a local data set, or chats, local or on the hub. Give at most one. The default is the
       text of the kept reference, or else WikiText-2.
