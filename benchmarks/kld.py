@@ -182,6 +182,7 @@ def statistics() -> None:
         base_top1_logprob=base,
         kld=noise**2 / 2,
         kld_reverse=noise**2 / 2,
+        tv=np.ones(n),
         jsd=noise**2 / 8,
         topk_sets=rng.integers(0, 1024, n).astype(np.int16),
         topk_order=rng.integers(0, 11, n).astype(np.int8),

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from support.pair_logits import gather, logits, on_cpu
+from support.pair_logits import Given, gather, logits, on_cpu
 
 from scoremode.head.divergence import PairSums
 from scoremode.head.project import Head, HeadLogits, divergences, score_pairs, score_rows
@@ -72,10 +72,61 @@ def test_the_mean_is_right_to_1e_7_at_a_vocabulary_of_128k(noise, offset, device
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("held", [None, 0], ids=["held", "made twice"])
+@pytest.mark.parametrize("settings", [
+    {}, {"noise": 1e-3}, {"noise": 3.0}, {"offset": 100.0}, {"sharpness": 40.0, "noise": 40.0},
+    {"rows": 1}, {"entries": 1}, {"entries": 2}, {"rows": 150},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("tile", [(50, 700), (64, 3000), (7, 13)], ids=str)
+def test_total_variation_equals_float64(settings, tile, held, device, monkeypatch):
+    if held is not None:
+        monkeypatch.setattr("scoremode.head.project._held_rows", lambda *_: (tile[0], False))
+    base, model, target = logits(**settings)
+    pair = [Given(z.to(device)) for z in (base, model)]
+    ours = on_cpu(
+        score_pairs(target.to(device), base.shape[1], base=pair[0], model=pair[1], tile=tile)
+    )
+    p, q = (z.double().softmax(1) for z in (base, model))
+    wanted = (p - q).abs().sum(1) / 2
+    offset = settings.get("offset", 0.0)
+    assert (ours.tv - wanted).abs().max() < 1e-6 + 1e-6 * offset
+    sums = gather(base, model, target, tile, device).finish()
+    assert torch.equal(on_cpu(sums).kld, ours.kld)
+
+
+def test_a_held_block_is_scored_like_one_that_is_made_twice(monkeypatch):
+    """With two blocks held at a time, of five, the last one short."""
+    base, model, target = logits(rows=230)
+    found = []
+    for rows, holds in ((100, True), (50, True), (50, False)):
+        monkeypatch.setattr(
+            "scoremode.head.project._held_rows", lambda *_, rows=rows, holds=holds: (rows, holds)
+        )
+        found.append(
+            score_pairs(target, 3000, base=Given(base), model=Given(model), tile=(50, 700))
+        )
+    for other in found[1:]:
+        for name in ("kld", "kld_reverse", "log_sum_model"):
+            assert torch.equal(getattr(found[0], name), getattr(other, name))
+    assert torch.equal(found[0].tv, found[1].tv)
+    assert (found[0].tv - found[2].tv).abs().max() < 1e-7
+
+
+def test_models_without_a_common_entry_have_a_total_variation_of_one():
+    base, model, target = logits(3, 400)
+    base[:, ::2] = model[:, 1::2] = -torch.inf
+    ours = score_pairs(target, 400, base=Given(base), model=Given(model), tile=(2, 70))
+    assert (ours.tv - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tile", [(50, 700), (7, 13)], ids=str)
 def test_a_model_against_itself_is_exactly_zero(tile, device):
     base, _, target = logits(sharpness=9.0)
     base[:, 17] = -torch.inf
+    same = Given(base.to(device))
+    apart = score_pairs(target.to(device), base.shape[1], base=same, model=same, tile=tile)
+    assert apart.tv.eq(0).all()
     sums = gather(base, base, target, tile, device)
     for ours in (sums.finish(), PairSums.merged([sums.pack()]).finish()):
         assert ours.kld.eq(0).all()

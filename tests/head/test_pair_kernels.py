@@ -68,10 +68,29 @@ def test_small_divergences_keep_their_digits(noise, offset, kernels):
         assert ((found - wanted).abs() < 1e-8 + 2e-5 * wanted).all()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"noise": 1e-3}, {"noise": 3.0}, {"offset": 100.0}, {"sharpness": 40.0, "noise": 40.0},
+     {"entries": 1}],
+    ids=str,
+)  # fmt: skip
+def test_total_variation_equals_float64(settings, kernels):
+    base, model, target = few(**settings)
+    sums = gather(base, model, target, (2, 2100), kernels)
+    for begin in range(0, base.shape[1], 2100):
+        part = slice(begin, begin + 2100)
+        sums.vary(slice(0, len(base)), *(z[:, part].clone().to(kernels) for z in (base, model)))
+    p, q = (z.double().softmax(1) for z in (base, model))
+    apart = on_cpu(sums.finish()).tv - (p - q).abs().sum(1) / 2
+    assert apart.abs().max() < 1e-6 + 1e-6 * settings.get("offset", 0.0)
+
+
 def test_a_model_against_itself_is_exactly_zero(kernels):
     base, _, target = few(sharpness=9.0)
     base[:, 17] = -torch.inf
     sums = gather(base, base, target, (2, 2100), kernels)
+    sums.vary(slice(0, len(base)), base.to(kernels), base.to(kernels))
+    assert sums.finish().tv.eq(0).all()
     for ours in (sums.finish(), PairSums.merged([sums.pack()]).finish()):
         assert ours.kld.eq(0).all() and ours.kld_reverse.eq(0).all()
         assert torch.equal(ours.model.logprob, ours.base.logprob)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.llama_cpp.files import decode, kld_llama_cpp
-from support.pair_logits import logits, on_cpu
+from support.pair_logits import Given, logits, on_cpu
 
 from scoremode.head.full import full_pairs
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
@@ -15,19 +15,6 @@ from scoremode.llama_cpp.rows import encode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
-
-
-class Given:
-    """Logits [N, V] that are there."""
-
-    def __init__(self, logits: torch.Tensor):
-        self._logits = logits
-
-    def load(self, begin: int, end: int) -> None:
-        self._tile = self._logits[:, begin:end]
-
-    def __call__(self, block: slice) -> torch.Tensor:
-        return self._tile[block].clone()
 
 
 def stored(z: torch.Tensor, nats=16) -> torch.Tensor:

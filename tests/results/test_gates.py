@@ -10,6 +10,7 @@ from scoremode.results.record.section import Metric
 def compared(kld=Metric(0.05, (0.04, 0.07), 1)):  # noqa: B008
     ratio, top1 = Metric(1.02, (1.01, 1.03), 1), Metric(0.9, (0.88, 0.92), 1)
     metrics = {"kld": kld, "ppl_ratio": ratio, "top1": top1}
+    metrics |= {"tv": Metric(0.1, (0.08, 0.12), 1), "acceptance": Metric(0.9, (0.88, 0.92), 1)}
     return Compared(metrics=metrics, distribution={"kld": {"99": 0.4}})
 
 
@@ -26,13 +27,17 @@ def compared(kld=Metric(0.05, (0.04, 0.07), 1)):  # noqa: B008
         (Gates(min_top1=0.89, on="upper"), 0.88, False),
         (Gates(min_top1=0.88, on="upper"), 0.88, True),
         (Gates(max_kld_p99=0.39), 0.4, False),
+        (Gates(max_tv=0.11), 0.1, True),
+        (Gates(max_tv=0.11, on="upper"), 0.12, False),
+        (Gates(min_acceptance=0.89), 0.9, True),
+        (Gates(min_acceptance=0.89, on="upper"), 0.88, False),
     ],
 )
 def test_a_gate_judges_the_value_or_the_worse_end_of_its_interval(gates, bound, met):
     (gate,) = gates.judge(compared())
     assert (gate.bound, gate.met) == (bound, met)
     assert set(gate.to_json()) >= {"name", "limit", "value", "bound", "met"}
-    assert str(gate).startswith(f"gate {'met' if met else 'not met'}: {gate.flag} {gate.limit:g}: ")
+    assert str(gate).startswith(f"gate {'met' if met else 'not met'}: {gate.flag}: ")
 
 
 def test_without_an_interval_there_is_nothing_to_meet():

@@ -54,8 +54,9 @@ def compared(scores: Scores) -> Scores:
     """With a made base, which finds every target a little likelier."""
     base = np.minimum(scores.logprob * 0.9, scores.top1_logprob)
     kld = np.abs(np.sin(scores.index)) * 0.1
+    tv = np.ones_like(kld)
     return replace(
-        scores, against=Comparison(base, scores.top1 * 0 + 9999, scores.top1_logprob, kld, kld)
+        scores, against=Comparison(base, scores.top1 * 0 + 9999, scores.top1_logprob, kld, kld, tv)
     )
 
 

@@ -59,6 +59,7 @@ def made(
         lp.max(1),
         (p * (lp - lq)).sum(1),
         (q * (lq - lp)).sum(1),
+        np.abs(p - q).sum(1) / 2,
         **further,
     )
     first = np.zeros(n) if window is None else window

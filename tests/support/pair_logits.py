@@ -7,6 +7,20 @@ import torch
 from scoremode.head.divergence import PairSums
 
 
+class Given:
+    """Logits [N, V] that are there, as an engine's."""
+
+    def __init__(self, logits: torch.Tensor):
+        self._logits = logits
+
+    def load(self, begin: int, end: int) -> None:
+        self._tile = self._logits[:, begin:end]
+
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        tile = self._tile[block]
+        return tile.to(torch.float32, copy=True) if out is None else out.copy_(tile)
+
+
 def logits(rows=64, entries=3000, *, sharpness=3.0, noise=0.3, offset=0.0, seed=0):
     """float32 [N, V] of a base and of a model that is near it, and targets."""
     generator = torch.Generator().manual_seed(seed)

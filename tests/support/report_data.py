@@ -45,6 +45,7 @@ def run(i: int, bits: float, name: str, noise: float) -> dict[str, Any]:
         "ppl_ratio": {**measured(ratio, 0), **ends}, "kld": measured(kld, 0.06),
         "kld_median": measured(kld * 0.6, 0.05), "kld_p90": measured(kld * 2.3, 0.05),
         "kld_p99": measured(kld * 5, 0.1), "kld_p999": measured(kld * 10, 0.2), "kld_max": kld * 40,
+        "acceptance": measured(1 - min(0.5, kld**0.5 * 0.5), 0.003),
         "top1": measured(1 - min(0.6, kld**0.5 * 0.6), 0.004),
         "confident_flips": measured(min(0.01, kld * 0.1), 0.3),
         "flips": measured(min(0.6, kld**0.5 * 0.6), 0.02), "lost": measured(0.02, 0.1),

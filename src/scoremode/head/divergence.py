@@ -12,6 +12,9 @@ A softmax does not see an offset common to all logits, but Δ does, so a pivot (
 row's first tile) is taken off first. Where p and q have so little in common that E_p[expm1(-Δ)] leaves
 ±1/2, there is nothing left to cancel, and L is taken from the normalizers after all.
 
+The total variation, TV = ½ Σ |p - q|, needs both normalizers, which are known when all entries have
+been taken in. So it is summed in a second step over the same tiles (`PairSums.vary`).
+
 Pieces are float32, sums over pieces float64, their order fixed, as in `rows.py`. On CUDA one Triton
 launch a tile takes both models' logits (`pair_kernels.py`), and the pivot is the mean of its first
 entries only.
@@ -27,12 +30,16 @@ from numpy.typing import NDArray
 
 from scoremode.head.rows import HeadScores, RowSums, has_kernels, kernels
 
+# float32 entries of both models that one step of `vary` takes: 1 MiB.
+_VARIED = 1 << 17
+
 
 @dataclass(frozen=True, eq=False)
 class PairScores:
     """Per row, on the device that computed them: each model's own scores and what lies between them.
 
     - `kld` float64 [N]: KL(base‖model) in nats; `kld_reverse` float64 [N]: KL(model‖base).
+    - `tv` float64 [N]: total variation, ½ Σ |p - q|; None where `PairSums.vary` was not called.
     - `log_sum_base`, `log_sum_model` float64 [N]: log Σ exp z of each.
     - `extra` float64 [N] each, by name: further columns of a Comparison, made by ExtraSums.
     """
@@ -43,6 +50,7 @@ class PairScores:
     kld_reverse: torch.Tensor
     log_sum_base: torch.Tensor
     log_sum_model: torch.Tensor
+    tv: torch.Tensor | None = None
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def columns(self) -> dict[str, NDArray]:
@@ -52,6 +60,7 @@ class PairScores:
             **{f"base_{name}": column for name, column in self.base.columns().items()},
             "kld": self.kld.cpu().numpy(),
             "kld_reverse": self.kld_reverse.cpu().numpy(),
+            **({} if self.tv is None else {"tv": self.tv.cpu().numpy()}),
             **{name: column.cpu().numpy() for name, column in self.extra.items()},
         }
 
@@ -98,6 +107,8 @@ class PairSums:
         self.pivot, self.base_delta, self.model_delta, self.growth = (
             torch.zeros(n, dtype=torch.float64, device=device) for _ in range(4)
         )
+        # Float64 [n], from the first `vary` on.
+        self.tv: torch.Tensor | None = None
         self._begun: set[int] = set()
         self._scratch: list[torch.Tensor] = []
 
@@ -108,11 +119,14 @@ class PairSums:
         model: torch.Tensor,
         target: torch.Tensor,
         begin: int,
-    ) -> None:
-        """Takes in float32 logits [R, E] of the entries `begin … begin + E`, and may destroy both.
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Takes in float32 logits [R, E] of the entries `begin … begin + E`.
 
         - `target` int64 [R]: ids over the whole vocabulary.
         - `rows`: the same slices must come again for every part of the vocabulary.
+
+        Returns None where both are left as they are (on CUDA). In plain torch each becomes
+        exp(z - maximum) in its memory, and the maxima of base and model, [R] each, are returned.
         """
         is_first = rows.start not in self._begun
         self._begun.add(rows.start)
@@ -125,9 +139,9 @@ class PairSums:
                     base, model, target, begin, is_first,
                     self.base.of(rows), self.model.of(rows), [part[rows] for part in between],
                 )  # fmt: skip
-            return
+            return None
         # The sign that expm1 wants; both sums of its products are turned at the end.
-        minus_delta, growth = self._tiles(base)
+        minus_delta, growth, product = self._tiles(base)
         torch.sub(model, base, out=minus_delta)
         if is_first:
             self.pivot[rows] = -_mean(minus_delta)
@@ -140,16 +154,65 @@ class PairSums:
         # Overflows where the model is much likelier than the base: finish() then goes the other way.
         torch.expm1(minus_delta, out=growth)
         tile_growth = growth.mul_(p).sum(1)
-        # As sums of products in memory that is there: what comes of p and q is not needed again.
-        tile_base, tile_model = -p.mul_(minus_delta).sum(1), -q.mul_(minus_delta).sum(1)
+        tile_base, tile_model = (-torch.mul(x, minus_delta, out=product).sum(1) for x in (p, q))
         if not (tile_base.isfinite().all() and tile_model.isfinite().all()):
             # 0 · ∞ is an entry without probability. A NaN logit is in its model's own sums already.
-            tile_base, tile_model = (-x.masked_fill_(x.isnan(), 0.0).sum(1) for x in (p, q))
+            tile_base, tile_model = (
+                -torch.mul(x, minus_delta, out=product).masked_fill_(product.isnan(), 0.0).sum(1)
+                for x in (p, q)
+            )
             # What neither model has any probability for doesn't grow either.
             tile_growth = growth.masked_fill_(minus_delta.isnan(), 0.0).sum(1)
         self.base_delta[rows] = self.base_delta[rows] * by_base + tile_base
         self.model_delta[rows] = self.model_delta[rows] * by_model + tile_model
         self.growth[rows] = self.growth[rows] * by_base + tile_growth
+        # Without entropy they are in the memory of the logits.
+        if p.data_ptr() != base.data_ptr():
+            base.copy_(p)
+        if q.data_ptr() != model.data_ptr():
+            model.copy_(q)
+        return self.base.max[rows].clone(), self.model.max[rows].clone()
+
+    def vary(
+        self,
+        rows: slice,
+        base: torch.Tensor,
+        model: torch.Tensor,
+        about: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        """Adds a tile, float32 [R, E] each, to the total variation of its rows, whose entries have all
+        been taken in. Plain torch destroys both.
+
+        - `about`: the maxima that `consume` returned, where both are what it made of the logits; None
+          where they are logits.
+        """
+        if self.tv is None:
+            self.tv = torch.zeros_like(self.pivot)
+        if has_kernels(base.device):
+            with kernels():
+                from scoremode.head.pair_kernels import add_apart
+
+                sums = self.base.max, self.base.sum, self.model.max, self.model.sum
+                # Of merged parts they are columns of what was sent.
+                add_apart(base, model, [x[rows].contiguous() for x in sums], self.tv[rows])
+            return
+        scales = []
+        for i, (own, z) in enumerate(((self.base, base), (self.model, model))):
+            peak = own.max[rows]
+            old = peak if about is None else about[i]
+            if about is None:
+                z.sub_(peak.masked_fill(peak == -torch.inf, 0.0).unsqueeze(1)).exp_()
+            scales.append((_scale(old, peak) / own.sum[rows]).float())
+        p, q = scales
+        # So many rows that both tiles stay in a core's cache from one step to the next.
+        step = max(1, _VARIED // max(1, base.shape[1]))
+        for low in range(0, len(base), step):
+            here = slice(low, low + step)
+            # Both are rounded before they are subtracted, so that equal ones leave exactly 0.
+            other = model[here].mul_(q[here].unsqueeze(1))
+            apart = base[here].mul_(p[here].unsqueeze(1)).sub_(other)
+            at = slice(rows.start + low, rows.start + low + len(apart))
+            self.tv[at] += apart.abs_().sum(1).double() / 2
 
     def finish(self) -> PairScores:
         base, model = self.base.finish(), self.model.finish()
@@ -165,6 +228,7 @@ class PairSums:
             -self.model_delta / self.model.sum - between,
             log_sum_base,
             log_sum_model,
+            self.tv,
         )
 
     def merge(self, later: "PairSums") -> Self:
@@ -205,10 +269,10 @@ class PairSums:
         return reduce(cls.merge, map(cls.unpacked, packed))
 
     def _tiles(self, like: torch.Tensor) -> list[torch.Tensor]:
-        """Two tiles of the shape of `like`, in memory that is kept."""
+        """Three tiles of the shape of `like`, in memory that is kept."""
         size = like.numel()
         if not self._scratch or len(self._scratch[0]) < size:
-            self._scratch = [like.new_empty(size) for _ in range(2)]
+            self._scratch = [like.new_empty(size) for _ in range(3)]
         return [memory[:size].view(like.shape) for memory in self._scratch]
 
 

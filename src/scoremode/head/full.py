@@ -111,7 +111,7 @@ def full_pairs(
     """The second pass over the logits that `scores` are of, in the same tiles."""
     tile = tile or tile_of(scores.kld.device)
     sums = FullSums(scores)
-    for begin, blocks in tiles(len(scores.kld), vocabulary, tile, base, model):
+    for begin, blocks in tiles(range(len(scores.kld)), vocabulary, tile, base, model):
         for block in blocks:
             sums.consume(block, base(block), model(block), begin)
     return sums.finish()

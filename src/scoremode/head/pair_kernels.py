@@ -8,6 +8,7 @@ lanes. Every logit is read once, but for the first chunk of a row, whose mean di
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,65 @@ def absorb_pairs(
             model_peak, model_total, model_total if dot is None else dot, model_top1, model_hit,
             *pair_state, with_dot=dot is not None, pack=pack_of(base, model), num_warps=WARPS,
         )  # fmt: skip
+
+
+def add_apart(
+    base: torch.Tensor, model: torch.Tensor, sums: Sequence[torch.Tensor], tv: torch.Tensor
+) -> None:
+    """Adds ½ Σ |p - q| over a tile's entries to the total variation of its rows.
+
+    - `base`, `model` float [R, E], rows contiguous: logits, left as they are.
+    - `sums`: `max` and `sum` of the base and of the model over the whole vocabulary, [R] each.
+    - `tv` float64 [R].
+    """
+    assert base.shape == model.shape
+    for z in (base, model):
+        assert z.stride(1) == 1 or z.shape[1] == 1, "rows must be contiguous"
+    assert all(part.is_contiguous() for part in (*sums, tv))
+    if base.numel():
+        _add_apart[(len(base),)](
+            base, base.stride(0), model, model.stride(0), base.shape[1],
+            *sums, tv, pack=pack_of(base, model), num_warps=WARPS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _add_apart(
+    base, base_stride, model, model_stride, entries,
+    peak, total, model_peak, model_total, tv,
+    pack: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base_line, model_line = base + row * base_stride, model + row * model_stride
+    p_peak, p_factor = _normalizer(peak + row, total + row)
+    q_peak, q_factor = _normalizer(model_peak + row, model_total + row)
+    sums = spread(0.0)
+    whole = entries // CHUNK * CHUNK
+    for low in range(0, whole, CHUNK):
+        x = load(base_line, low, entries, pack, False)
+        y = load(model_line, low, entries, pack, False)
+        sums += _apart(x, y, p_peak, p_factor, q_peak, q_factor)
+    if whole < entries:
+        x = load(base_line, whole, entries, pack, True)
+        y = load(model_line, whole, entries, pack, True)
+        sums += _apart(x, y, p_peak, p_factor, q_peak, q_factor)
+    here = 0.5 * tl.sum(sums.to(tl.float64), 0)
+    tl.store(tv + row, tl.load(tv + row) + here)
+
+
+@triton.jit
+def _apart(x, y, p_peak, p_factor, q_peak, q_factor):
+    # Each product is rounded before the other is taken off, so that equal logits leave exactly 0.
+    p = tl.fma(tl.exp(x - p_peak), p_factor, 0.0)
+    q = tl.fma(tl.exp(y - q_peak), q_factor, 0.0)
+    return lanes_sum(tl.abs(p - q))
+
+
+@triton.jit
+def _normalizer(peak, total):
+    """What is taken off a row's logits, and the factor of their exponentials, float32."""
+    top = tl.load(peak)
+    return tl.where(top == float("-inf"), 0.0, top), (1.0 / tl.load(total)).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["begin", "is_first"])

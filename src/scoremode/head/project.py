@@ -29,6 +29,10 @@ _CUDA_TILE = (4096, 16384)
 # Entries from one row of logits on CUDA to the next are a multiple of this: 64 bytes, so that matmul
 # and kernels read and write whole vectors also where the vocabulary, and so the last tile, is odd.
 _CUDA_STEP = 16
+# The logits of two models that are held at a time: bytes on a CPU, where a block of rows may need more,
+# and one part in so many of a GPU's memory.
+_HELD_CPU = 512 << 20
+_HELD_SHARE = 8
 
 
 def lends_bf16(dtype: torch.dtype, device: torch.device) -> bool:
@@ -110,8 +114,9 @@ class Logits(Protocol):
         """Makes ready for the vocabulary entries `begin … end`."""
         ...
 
-    def __call__(self, block: slice) -> torch.Tensor:
-        """float32 [R, end - begin] of those rows, the caller's to destroy, until the next call."""
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [R, end - begin] of those rows, the caller's to destroy: in `out` where it is given,
+        else in memory that lasts until the next call."""
         ...
 
 
@@ -142,7 +147,7 @@ def score_rows(
     # The logits are ours to destroy, which in plain torch saves a copy of them.
     take = sums.absorb if has_kernels(hidden.device) else sums.consume
     logits = HeadLogits(head, hidden, tile)
-    for begin, blocks in tiles(len(hidden), head.vocabulary, tile, logits):
+    for begin, blocks in tiles(range(len(hidden)), head.vocabulary, tile, logits):
         for block in blocks:
             take(block, logits(block), target[block], begin)
     return sums.finish()
@@ -157,22 +162,90 @@ def score_pairs(
     extra: type[ExtraSums] | None = None,
     tile: tuple[int, int] | None = None,
 ) -> PairScores:
-    """Both models' scores of `target` int64 [N], and their divergence, over `vocabulary` entries.
+    """Both models' scores of `target` int64 [N] and what lies between them, over `vocabulary` entries.
 
     - `extra`: sums that the base's reference brings, made of the same tiles.
 
     The model's own scores are those of `score_rows` with the same tile, to the bit.
+
+    The logits of a few blocks of rows are held until their total variation is known, and where
+    `held_logits` says that they would take too much of a GPU, they are made a second time.
     """
     tile = tile or tile_of(target.device)
     sums = PairSums(len(target), target.device)
     theirs = None if extra is None else extra(len(target), target.device)
-    for begin, blocks in tiles(len(target), vocabulary, tile, base, model):
-        for block in blocks:
-            pair = base(block), model(block)
-            if theirs is not None:
-                theirs.consume(block, *pair)
-            sums.consume(block, *pair, target[block], begin)
+    at_once, holds = _held_rows(len(target), vocabulary, tile, target.device)
+    memory = _Held(at_once, vocabulary, tile, target.device) if holds else None
+    for first in range(0, len(target), at_once):
+        rows = range(first, min(first + at_once, len(target)))
+        taken = []
+        for begin, blocks in tiles(rows, vocabulary, tile, base, model):
+            for block in blocks:
+                places = (None, None) if memory is None else memory.places(block, begin)
+                pair = base(block, places[0]), model(block, places[1])
+                if theirs is not None:
+                    theirs.consume(block, *pair)
+                about = sums.consume(block, *pair, target[block], begin)
+                if memory is not None:
+                    taken.append((block, *pair, about))
+        for held in taken:
+            sums.vary(*held)
+        if memory is None:
+            for _, blocks in tiles(rows, vocabulary, tile, base, model):
+                for block in blocks:
+                    sums.vary(block, base(block), model(block))
     return sums.finish() if theirs is None else theirs.finish(sums.finish())
+
+
+def held_logits(vocabulary: int, device: torch.device) -> int:
+    """Bytes of both models' logits that `score_pairs` holds of a GPU's memory."""
+    rows, holds = _held_rows(tile_of(device)[0], vocabulary, tile_of(device), device)
+    return 2 * 4 * rows * vocabulary if holds else 0
+
+
+def _held_rows(
+    rows: int, vocabulary: int, tile: tuple[int, int], device: torch.device
+) -> tuple[int, bool]:
+    """How many of `rows` have their logits held at a time, in whole blocks, and whether they are held.
+
+    Both follow from fixed quantities. The bits of a score depend on neither.
+    """
+    each = 2 * 4 * vocabulary
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return tile[0], min(rows, tile[0]) * each <= memory // _HELD_SHARE
+    # A head's tile of weights is widened once for all of these rows.
+    return max(1, _HELD_CPU // (each * tile[0])) * tile[0], True
+
+
+class _Held:
+    """Memory for the logits of both models of so many rows, tile by tile, to be used again."""
+
+    def __init__(self, rows: int, vocabulary: int, tile: tuple[int, int], device: torch.device):
+        self._rows, self._tile, self._vocabulary = rows, tile, vocabulary
+        self._blocks: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._device = device
+
+    def places(self, block: slice, begin: int) -> list[torch.Tensor]:
+        """float32 [R, E] for base and model: a block's rows, and the entries of the tile at `begin`."""
+        rows, entries = block.stop - block.start, min(self._tile[1], self._vocabulary - begin)
+        key = block.start % self._rows, begin
+        stride = stride_of(entries, self._device)
+        if key not in self._blocks:
+            # The first block of rows is never smaller than a later one.
+            size = rows * stride
+            self._blocks[key] = [
+                torch.empty(size, dtype=torch.float32, device=self._device) for _ in range(2)
+            ]
+        return [
+            memory[: rows * stride].view(rows, stride)[:, :entries] for memory in self._blocks[key]
+        ]
+
+
+def stride_of(entries: int, device: torch.device) -> int:
+    """Entries from one row of a tile of logits to the next."""
+    step = _CUDA_STEP if device.type == "cuda" else 1
+    return -(-entries // step) * step
 
 
 def divergences(
@@ -189,7 +262,7 @@ def divergences(
     """
     tile = tile or tile_of(target.device)
     sums = [PairSums(len(target), target.device) for _ in models]
-    for begin, blocks in tiles(len(target), vocabulary, tile, base, *models):
+    for begin, blocks in tiles(range(len(target)), vocabulary, tile, base, *models):
         for block in blocks:
             wanted = base(block)
             for model, each in zip(models, sums, strict=True):
@@ -200,10 +273,10 @@ def divergences(
 
 
 def tiles(
-    rows: int, vocabulary: int, tile: tuple[int, int], *logits: Logits
+    rows: range, vocabulary: int, tile: tuple[int, int], *logits: Logits
 ) -> Iterator[tuple[int, list[slice]]]:
     """Each tile's first entry, with `logits` loaded for it, and the blocks of rows to take."""
-    blocks = [slice(low, min(low + tile[0], rows)) for low in range(0, rows, tile[0])]
+    blocks = [slice(low, min(low + tile[0], rows.stop)) for low in rows[:: tile[0]]]
     for begin in range(0, vocabulary, tile[1]):
         for source in logits:
             source.load(begin, min(begin + tile[1], vocabulary))
@@ -228,8 +301,9 @@ class HeadLogits:
         self._rows = None
         if hidden.dtype != dtype:
             self._rows = hidden.new_empty((rows, width), dtype=dtype)
-        self._step = _CUDA_STEP if hidden.is_cuda else 1
-        self._product = hidden.new_empty(rows * self._stride(entries), dtype=torch.float32)
+        self._product = hidden.new_empty(
+            rows * stride_of(entries, hidden.device), dtype=torch.float32
+        )
         self._tile, self._begin = head.weight[:0], 0
 
     def beside(self, hidden: torch.Tensor) -> Self:
@@ -249,16 +323,14 @@ class HeadLogits:
         # Rounded to the compute dtype first, as the model's own weight would be.
         self._tile.copy_(part.to(self._hidden.dtype))
 
-    def __call__(self, block: slice) -> torch.Tensor:
-        return self._head.logits(self._multiply(self._hidden[block]), self._begin)
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._head.logits(self._multiply(self._hidden[block], out), self._begin)
 
-    def _stride(self, entries: int) -> int:
-        return -(-entries // self._step) * self._step
-
-    def _multiply(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, hidden: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         rows, entries = len(hidden), len(self._tile)
-        stride = self._stride(entries)
-        out = self._product[: rows * stride].view(rows, stride)[:, :entries]
+        if out is None:
+            stride = stride_of(entries, hidden.device)
+            out = self._product[: rows * stride].view(rows, stride)[:, :entries]
         if self._native:
             return torch.mm(hidden, self._tile.T, out_dtype=torch.float32, out=out)
         if self._rows is not None:

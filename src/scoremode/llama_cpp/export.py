@@ -197,7 +197,7 @@ def _whole(
 ) -> torch.Tensor:
     """float32 [rows, entries]."""
     z = torch.empty((rows, entries), dtype=torch.float32, device=device)
-    for begin, blocks in tiles(rows, entries, tile, logits):
+    for begin, blocks in tiles(range(rows), entries, tile, logits):
         for block in blocks:
             z[block, begin : begin + tile[1]] = logits(block)
     return z

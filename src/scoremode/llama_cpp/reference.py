@@ -133,14 +133,15 @@ class DecodedLogits:
     def load(self, begin: int, end: int) -> None:
         self._entries = begin, end
 
-    def __call__(self, block: slice) -> torch.Tensor:
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
         parts = [self._file.codes(*rows, *self._entries) for rows in self._rows(block)]
         codes, scale, low = (
             torch.from_numpy(np.concatenate(columns)).to(self._memory.device)
             for columns in zip(*parts, strict=True)
         )
-        out = self._memory[: codes.numel()].view(codes.shape).copy_(codes)
-        return out.mul_(scale.unsqueeze(1)).add_(low.unsqueeze(1))
+        if out is None:
+            out = self._memory[: codes.numel()].view(codes.shape)
+        return out.copy_(codes).mul_(scale.unsqueeze(1)).add_(low.unsqueeze(1))
 
     def _rows(self, block: slice) -> Iterator[Span]:
         """Spans of the file's rows that are those of the block."""

@@ -344,12 +344,13 @@ def _divergence(record: Done) -> Rows:
     """KLD, against what, and how alike the predictions are."""
     assert record.distribution
     metrics, spread = record.metrics, record.distribution["kld"]
-    kld, top1 = metrics["kld"], metrics["top1"]
+    kld, top1, accepted = metrics["kld"], metrics["top1"], metrics["acceptance"]
     rows = [
         ("KLD", f"{kld.value:.6g} nats   {interval_text(kld, '.4g')}"),
         ("against", _reference(record.reference)),
         ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
         ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
+        ("acceptance", f"{accepted.value:.3%}   {interval_text(accepted, '.3%')}"),
         ("confident flips", _flips(record)),
     ]
     if floor := record.noise_floor:
@@ -446,7 +447,7 @@ def _gate(gate: Gate, record: Done) -> str:
     flag = gate.name.replace("_", "-")
     words = f"--{flag} {gate.limit:g}: {gate.value:.6g}"
     if gate.on == "upper":
-        end = "lower" if gate.name == "min_top1" else "upper"
+        end = "lower" if gate.name.startswith("min") else "upper"
         bound = gate.bound
         words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate.note})"
     words = f"{words}: {'met' if gate.met else 'NOT MET'}"

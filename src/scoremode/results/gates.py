@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 # What is held against the limit: the number itself, or the end of its 95 % interval that is worse.
 GateOn = Literal["value", "upper"]
+# The metric of each gate, by its key.
+_WORDS = {
+    "kld": "the mean KLD",
+    "kld_p99": "the KLD's 99th percentile",
+    "ppl_ratio": "PPL / base",
+    "tv": "the total variation",
+    "acceptance": "the acceptance",
+    "top1": "the share of same top-1",
+}
+_SHARES = ("max_tv", "min_acceptance", "min_top1")
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Gate:
         if self.bound is None:
             found += f", and has no bound: {self.note}"
         elif self.on == "upper":
-            end = "lower" if self.name == "min_top1" else "upper"
+            end = "lower" if self.name.startswith("min") else "upper"
             found += f", its {end} bound {self.bound:.6g}"
         return f"gate {word}: {self.flag}: {found}"
 
@@ -68,7 +78,7 @@ class Compared(Section, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits, None for none. `max_kld`, `max_kld_p99` in nats; `min_top1` a share.
+    """Limits, None for none. `max_kld`, `max_kld_p99` in nats; those of `_SHARES` shares.
 
     - `on`: what is judged, the value or the worse end of its 95 % interval.
     - `typed`: gate → how the user wrote its limit, for messages.
@@ -80,6 +90,8 @@ class Gates:
     max_kld: float | None = None
     max_kld_p99: float | None = None
     max_ppl_ratio: float | None = None
+    max_tv: float | None = None
+    min_acceptance: float | None = None
     min_top1: float | None = None
     on: GateOn = "value"
     typed: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -91,7 +103,7 @@ class Gates:
             # Infinity would bound nothing, and is no JSON.
             if value < 0 or not math.isfinite(value):
                 raise UsageError(f"{gate}: must be at least 0 and finite")
-            if name == "min_top1" and value > 1:
+            if name in _SHARES and value > 1:
                 most = "100 %" if typed.endswith("%") else f"1, as {typed}% would be"
                 raise UsageError(f"{gate}: a share is at most {most}")
         if self.on == "upper" and not self:
@@ -116,13 +128,11 @@ class Gates:
         """Every gate that is set, against a comparison's metrics."""
         metrics = found.metrics
         n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
-        rows = {
-            "max_kld": ("the mean KLD", metrics["kld"]),
-            "max_kld_p99": ("the KLD's 99th percentile", Metric(p99, None, n)),
-            "max_ppl_ratio": ("PPL / base", metrics["ppl_ratio"]),
-            "min_top1": ("the share of same top-1", metrics["top1"]),
-        }
-        return [self._gate(name, limit, *rows[name]) for name, limit in self._limits().items()]
+        judged = {**metrics, "kld_p99": Metric(p99, None, n)}
+        return [
+            self._gate(name, limit, _WORDS[key := name.partition("_")[2]], judged[key])
+            for name, limit in self._limits().items()
+        ]
 
     def _gate(self, name: str, limit: float, words: str, metric: Metric) -> Gate:
         least = name.startswith("min")

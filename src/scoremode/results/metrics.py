@@ -317,6 +317,35 @@ METRICS: tuple[MetricSpec, ...] = (
         ),
     ),
     MetricSpec(
+        "acceptance",
+        "1 − `tv`: the share of tokens drafted by sampling from the model that speculative sampling "
+        "accepts, with the base as its target at temperature 1 (Leviathan et al., 2023); also the "
+        "largest share of tokens that both can sample alike",
+        kind="share",
+        heading="acceptance",
+        form=".2%",
+        better="higher",
+        column=lambda scores, against: 1 - against.tv,
+        importance=6,
+        hub=("acceptance", "Expected acceptance of its drafts by the base (share)"),
+        places=(
+            Shown("runs", interval=False),
+            Shown("card", interval=False),
+            Shown("page"),
+            Shown("page groups"),
+            Shown("groups, more", ".2%", interval=False),
+            Shown("depth", ".2%", interval=False),
+        ),
+    ),
+    MetricSpec(
+        "tv",
+        "mean total variation, ½ Σ |p − q| over the vocabulary",
+        kind="share",
+        heading="total variation",
+        column=lambda scores, against: against.tv,
+        places=(Shown("details", ".6g", ends=".4g"),),
+    ),
+    MetricSpec(
         "delta_p",
         "mean and root mean square of q(target) − p(target)",
         kind="share",

@@ -19,7 +19,7 @@ from scoremode.text.plan import Plan
 DTYPES: dict[str, Any] = {
     **dict.fromkeys(("window", "position", "index", "target", "top1", "base_top1"), np.int32),
     **dict.fromkeys(("logprob", "top1_logprob", "base_logprob", "base_top1_logprob"), np.float64),
-    **dict.fromkeys(("kld", "kld_reverse", "jsd", "kld_llama_cpp"), np.float64),
+    **dict.fromkeys(("kld", "kld_reverse", "tv", "jsd", "kld_llama_cpp"), np.float64),
     **dict.fromkeys(("base_entropy", "model_entropy"), np.float64),
     "topk_sets": np.int16,
     "topk_order": np.int8,
@@ -36,6 +36,8 @@ class Comparison:
       likeliest id, the smallest such id on ties, and its log-probability.
     - `kld` float64: KL(p‖q) = Σ p ln(p/q). `kld_reverse` float64: KL(q‖p).
 
+    - `tv` float64: the total variation, ½ Σ |p − q|.
+
     Further, each None unless it was asked for:
 
     - `jsd` float64: the Jensen-Shannon divergence, ½KL(p‖m) + ½KL(q‖m) with m = (p + q)/2.
@@ -50,6 +52,7 @@ class Comparison:
     base_top1_logprob: NDArray[np.float64]
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
+    tv: NDArray[np.float64]
     jsd: NDArray[np.float64] | None = None
     base_entropy: NDArray[np.float64] | None = None
     model_entropy: NDArray[np.float64] | None = None
@@ -197,12 +200,16 @@ def _check_comparison(scores: Scores, against: Comparison) -> None:
     for name, column in against.columns().items():
         if np.issubdtype(column.dtype, np.floating):
             _refuse(~np.isfinite(column), scores, "is not finite", name, column)
-    for name in ("kld", "kld_reverse", "jsd"):
+    for name in ("kld", "kld_reverse", "tv", "jsd"):
         column = getattr(against, name)
         if column is not None:
             # An exact 0 is left by as much as float32 rounds a difference of logits: 6e-5 where two
             # models, sure of the same token, are 1000 apart in its logit. A wrong one is off by nats.
             _refuse(column < -1e-3, scores, "is below 0", name, column)
+    _refuse(against.tv > 1 + 1e-5, scores, "is above 1", "tv", against.tv)
+    # Distributions differ by at least as much as in the probability of one entry, the target.
+    apart = np.abs(np.exp(scores.logprob) - np.exp(against.base_logprob))
+    _refuse(against.tv < apart - 1e-3, scores, "is less than its target's", "tv", against.tv)
     for name, top1 in (
         ("base_entropy", against.base_top1_logprob),
         ("model_entropy", scores.top1_logprob),

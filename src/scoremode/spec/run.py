@@ -231,6 +231,15 @@ class Gates(Flags, part="output", group=GATES):
     max_ppl_ratio: Flag[float | None, Limit | None] = Flag(
         "fail if PPL / base exceeds R", "R", read=ratio_of
     )
+    max_tv: Flag[float | str | None, Limit | None] = Flag(
+        "fail if the mean total variation exceeds SHARE", "SHARE", read=share_of
+    )
+    min_acceptance: Flag[float | str | None, Limit | None] = Flag(
+        "fail if the expected acceptance of the model's drafts by the base, 1 - total variation, "
+        "is below SHARE, such as 0.99 or 99%%",
+        "SHARE",
+        read=share_of,
+    )
     min_top1: Flag[float | str | None, Limit | None] = Flag(
         "fail if the share of targets with the same top-1 token is below SHARE, such as 0.9 "
         "or 90%%",
@@ -239,8 +248,8 @@ class Gates(Flags, part="output", group=GATES):
         common=True,
     )
     gate_on: Flag[Literal["value", "upper"], Any] = Flag(
-        "judge the number itself (default), or the upper bound of its 95 %% interval (for "
-        "--min-top1 the lower one), so that a gate isn't passed by chance",
+        "judge the number itself (default), or the upper bound of its 95 %% interval (the "
+        "lower one of a least share), so that a gate isn't passed by chance",
         choices=("value", "upper"),
         default="value",
     )

@@ -60,12 +60,13 @@ def test_a_comparison_has_the_columns_of_its_kind():
         "base_top1_logprob": (3, "float64"),
         "kld": (4, "float64"),
         "kld_reverse": (5, "float64"),
-        "kld_llama_cpp": (6, "float64"),
-        "jsd": (7, "float64"),
-        "base_entropy": (8, "float64"),
-        "model_entropy": (9, "float64"),
-        "topk_sets": (10, "int16"),
-        "topk_order": (11, "int8"),
+        "tv": (6, "float64"),
+        "kld_llama_cpp": (7, "float64"),
+        "jsd": (8, "float64"),
+        "base_entropy": (9, "float64"),
+        "model_entropy": (10, "float64"),
+        "topk_sets": (11, "int16"),
+        "topk_order": (12, "int8"),
     }
     with pytest.raises(InvalidMeasurement, match="numbers for 3 targets"):
         scores_of(rows(PROMPT), PROMPT, kind)

@@ -138,6 +138,7 @@ def test_every_number_is_what_it_is(both_groups):
         "perplexity_ratio": record["metrics"]["ppl_ratio"]["value"],
         "kl_divergence": record["metrics"]["kld"]["value"],
         "top1_agreement": record["metrics"]["top1"]["value"],
+        "acceptance": record["metrics"]["acceptance"]["value"],
     }
     assert {r.verified for r in results} == {False} and {r.task_type for r in results} == {
         "text-generation"
@@ -182,7 +183,7 @@ def test_the_model_index_is_read_back_by_the_hub_s_classes(both_groups):
     index = model_index("my-model", results)
     name, read = model_index_to_eval_results(yaml.safe_load(yaml.safe_dump(index)))
     assert name == "my-model" and read == results
-    assert [r.source_url for r in read[::4]] == ["https://x/0", "https://x/1", None]
+    assert [r.source_url for r in read[::5]] == ["https://x/0", "https://x/1", None]
     assert read[0].source_name.startswith("scoremode ")
     data = ModelCardData(model_name="my-model", eval_results=results)
     assert data.to_dict()["model-index"][0]["name"] == "my-model"

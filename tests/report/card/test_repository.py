@@ -20,6 +20,7 @@ from scoremode.report.card.repository import (
     with_model_index,
     write_files,
 )
+from scoremode.results.metrics import METRICS
 
 BLOCK = f"{BEGIN}\n\nnew\n\n{END}\n"
 RESULT = EvalResult(
@@ -173,8 +174,7 @@ def test_with_an_address_each_result_s_source_is_a_record_that_is_there(groups):
     for result in results:
         record = json.loads(records[result.source_url.removeprefix("https://hub/")])
         assert result.metric_args["plan_sha256"] == record["plan"]["sha256"]
-        names = {"perplexity": "ppl", "perplexity_ratio": "ppl_ratio", "kl_divergence": "kld"}
-        name = names.get(result.metric_type, "top1")
+        (name,) = [m.key for m in METRICS if m.hub and m.hub[0] == result.metric_type]
         assert result.metric_value == record["metrics"][name]["value"]
 
 
@@ -271,7 +271,7 @@ def test_a_pull_request_has_all_of_it_and_nothing_that_was_there_is_lost(hub, ru
     assert json.loads(files["scoremode/a/record.json"])["schema"] == "scoremode.record"
     shown = out.splitlines()
     assert any(line.startswith("--- README.md (") for line in shown)
-    assert "+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |" in shown
+    assert "+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |" in shown
     assert not any(line.startswith("-license") for line in shown)
 
 

@@ -19,7 +19,14 @@ def test_the_ranking_has_whole_numbers_behind_rounded_ones(section):
     for rank, (row, run) in enumerate(zip(rows[1:], section["runs"], strict=True), 1):
         assert row[0].text == str(rank) and row[1].text == run["name"]
         assert float(row[3].attributes["data-value"]) == run["bytes"]
-        for place, key in ((2, "kld"), (7, "kld_p999"), (8, "top1"), (9, "ppl"), (10, "ppl_ratio")):
+        for place, key in (
+            (2, "kld"),
+            (7, "kld_p999"),
+            (8, "top1"),
+            (9, "acceptance"),
+            (10, "ppl"),
+            (11, "ppl_ratio"),
+        ):
             assert float(row[place].attributes["data-value"]) == run[key]["value"]
             assert row[place].attributes["data-copy"].endswith("]")
 

@@ -79,7 +79,7 @@ def test_a_section_or_a_metric_that_the_scores_do_not_give_is_told(comparison, r
         {
             k: v
             for k, v in scores.columns().items()
-            if not k.startswith(("base", "kld", "jsd", "model_entropy", "topk"))
+            if not k.startswith(("base", "kld", "tv", "jsd", "model_entropy", "topk"))
         }
     )
     findings = Findings()

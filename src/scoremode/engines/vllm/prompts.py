@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Columns of a comparison with a reference, as results.scores.Comparison names them.
-COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
+COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse", "tv")
 FULL = ("jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order")
 _TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24

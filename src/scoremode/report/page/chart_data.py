@@ -48,6 +48,10 @@ _WORDS = {
         "Same top-1 by group",
         "Share of each group's targets where model and base find the same token the likeliest.",
     ),
+    "group:label:acceptance": (
+        "Acceptance by group",
+        "Share of each group's tokens, drafted by sampling from the model, that the base accepts.",
+    ),
     "group:label:confident_flips": (
         "Confident flips by group",
         "In 10,000 of a group's targets where the base was sure, those where the model finds another "

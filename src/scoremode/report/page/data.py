@@ -317,6 +317,7 @@ def run_of(
         "kld_max": record.distribution["kld"]["maximum"] if record.distribution else None,
         "top1": top1,
         "flips": _less_than_one(top1),
+        "acceptance": metrics.get("acceptance"),
         "confident_flips": metrics.get("confident_flips"),
         "lost": made.get("lost"),
         "gained": made.get("gained"),

@@ -250,8 +250,8 @@ class Run(TypedDict):
     - `ppl_ratio`: PPL over the base's, paired. `kld`: mean; `kld_median` … `kld_p999`: percentiles,
       each with an interval where enough targets lie beyond it; `kld_max`: of one target.
     - `top1`: share of targets where model and base find the same token the likeliest; `flips`: 1 -
-      that; `lost`: base right and model wrong; `gained`: the other way around; `confident_flips`: of
-      the targets where the base was sure.
+      that; `acceptance`: of the model's drafts by the base; `lost`: base right and model wrong;
+      `gained`: the other way around; `confident_flips`: of the targets where the base was sure.
     - `noise`: KLD of the base against itself, where that was measured; a smaller KLD is noise.
     """
 
@@ -280,6 +280,7 @@ class Run(TypedDict):
     kld_max: float | None
     top1: Measured | None
     flips: Measured | None
+    acceptance: Measured | None
     confident_flips: Measured | None
     lost: Measured | None
     gained: Measured | None

@@ -61,8 +61,8 @@ def distribution(scores: Scores, against: Comparison) -> dict[str, dict[str, flo
 
 
 def _divergences(against: Comparison) -> Mapping[str, Floats]:
-    columns = {"kld": against.kld, "kld_reverse": against.kld_reverse}
-    return columns if against.jsd is None else columns | {"jsd": against.jsd}
+    named = {name: getattr(against, name) for name in ("kld", "kld_reverse", "tv", "jsd")}
+    return {name: column for name, column in named.items() if column is not None}
 
 
 def _percentiles(values: Floats) -> dict[str, float]:

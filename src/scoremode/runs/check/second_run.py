@@ -46,10 +46,10 @@ _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 _PART = "second run"
 # Columns that a model computes; the others are the plan's.
 _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
-            "kld", "kld_reverse", "jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order",
-            "kld_llama_cpp")  # fmt: skip
+            "kld", "kld_reverse", "tv", "jsd", "base_entropy", "model_entropy", "topk_sets",
+            "topk_order", "kld_llama_cpp")  # fmt: skip
 # Columns without a known limit of rounding.
-_UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
+_UNJUDGED = ("top1", "base_top1", "kld_reverse", "tv", "jsd", "base_entropy", "model_entropy",
              "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
 

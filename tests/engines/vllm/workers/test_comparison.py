@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from support.pair_logits import Given as Columns
 
 from scoremode.engines.vllm.workers import comparison
 from scoremode.engines.vllm.workers.comparison import (
@@ -103,19 +104,6 @@ def test_a_rank_without_entries_loads_nothing():
 def test_on_a_cpu_nothing_is_copied():
     values = torch.zeros(3)
     assert to_device(values, CPU) is values
-
-
-class Columns:
-    """Given logits as an engine's."""
-
-    def __init__(self, logits: torch.Tensor):
-        self._logits = logits
-
-    def load(self, begin: int, end: int) -> None:
-        self._here = slice(begin, end)
-
-    def __call__(self, block: slice) -> torch.Tensor:
-        return self._logits[block, self._here].to(torch.float32, copy=True)
 
 
 class Given:

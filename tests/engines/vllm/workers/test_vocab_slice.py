@@ -77,8 +77,9 @@ class Reference:
             def load(self, begin, end):
                 self.here = slice(begin, end)
 
-            def __call__(self, block):
-                return z[block, self.here].clone()
+            def __call__(self, block, out=None):
+                tile = z[block, self.here]
+                return tile.clone() if out is None else out.copy_(tile)
 
         return Logits()
 

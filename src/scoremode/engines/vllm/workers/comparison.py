@@ -177,8 +177,9 @@ class _Whole:
     def load(self, begin: int, end: int) -> None:
         self._tile = self._logits[:, begin - self._begin : end - self._begin]
 
-    def __call__(self, block: slice) -> torch.Tensor:
-        return self._tile[block].to(torch.float32, copy=True)
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        tile = self._tile[block]
+        return tile.to(torch.float32, copy=True) if out is None else out.copy_(tile)
 
 
 def spans_of(rows: NDArray[np.int64]) -> list[Span]:
@@ -221,7 +222,13 @@ def compare(
         if extra_sums is not None:
             extra_sums.consume(rows, theirs, ours)
         sums.consume(rows, theirs, ours, target, low)
-    pair = PairSums.merged(over_ranks(sums.pack())).finish()
+    sums = PairSums.merged(over_ranks(sums.pack()))
+    for _, ours, theirs in _tiles(model, base, begin):
+        sums.vary(rows, theirs, ours)
+    pair = sums.finish()
+    # A rank without entries has nothing to add.
+    own = torch.zeros_like(pair.kld) if pair.tv is None else pair.tv
+    pair = replace(pair, tv=torch.stack(over_ranks(own)).sum(0))
     if extra_sums is not None:
         pair = extra_sums.merged(over_ranks(extra_sums.pack())).finish(pair)
     columns = _columns(pair)
@@ -256,7 +263,9 @@ def _tiles(
 def _columns(pair: PairScores) -> dict[str, torch.Tensor]:
     own = {name: value for name, value in vars(pair.model).items() if value is not None}
     base = {f"base_{n}": v for n, v in vars(pair.base).items() if v is not None}
-    return own | base | {"kld": pair.kld, "kld_reverse": pair.kld_reverse, **pair.extra}
+    return (
+        own | base | {"kld": pair.kld, "kld_reverse": pair.kld_reverse, "tv": pair.tv, **pair.extra}
+    )
 
 
 class StateFile:
