@@ -45,7 +45,13 @@ from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
 from scoremode.results.record.model import Reference
-from scoremode.results.record.outcome import Gate, NoiseFloor, WorstTarget
+from scoremode.results.record.outcome import (
+    Gate,
+    NoiseFloor,
+    Survival,
+    SurvivalCurve,
+    WorstTarget,
+)
 from scoremode.results.record.section import Metric
 from scoremode.results.record.text import Task, TaskGroup, Tasks
 from scoremode.results.statistics.bootstrap import verdict
@@ -352,10 +358,44 @@ def _divergence(record: Done) -> Rows:
         ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
         ("acceptance", f"{accepted.value:.3%}   {interval_text(accepted, '.3%')}"),
         ("confident flips", _flips(record)),
+        *_survival(record.survival),
     ]
     if floor := record.noise_floor:
         rows.insert(2, ("noise floor", _floor(kld.value, floor)))
     return rows
+
+
+def _survival(found: Survival | UnsetType) -> Rows:
+    """How many tokens both generate alike; why that isn't told of text that a model generated."""
+    if not found:
+        return []
+    rows = []
+    if curve := found.sampled:
+        of = "the base's samples" if curve.by_base else "samples, on this text"
+        rows.append(("half-life", f"{_half_life(curve)}, of {of} drawn as alike as can be"))
+    if greedy := found.greedy:
+        left = greedy.stopped and (
+            f"; {counted(greedy.stopped, 'conversation')} followed only to where the base's own "
+            "likeliest token is another"
+        )
+        whole = ""
+        if (same := greedy.identical) is not None:
+            whole = f"; {same.value:.1%} the same to their end"
+        rows.append(("greedy", f"half part by {_half_life(greedy)}{whole}{left or ''}"))
+    elif curve is UNSET and found.greedy_note:
+        rows.append(("greedy", f"no length: {found.greedy_note}"))
+    return rows
+
+
+def _half_life(curve: SurvivalCurve) -> str:
+    ends = "(no interval)"
+    if curve.ci95 is not None:
+        ends = "95 % [{}, {}]".format(*(_tokens(end, curve) for end in curve.ci95))
+    return f"{_tokens(curve.half_life, curve)} tokens   {ends}"
+
+
+def _tokens(tokens: int | None, curve: SurvivalCurve) -> str:
+    return f"more than {curve.longest:,}" if tokens is None else f"{tokens:,}"
 
 
 def _flips(record: Done) -> str:

@@ -1,6 +1,6 @@
 """Sections of a run's record, computed from its parts on disk."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,12 @@ def finished_sections(
     folder: RunFolder,
     parts: Iterable[Scores],
     table_made: Task[TokenTable],
+    record: Mapping[str, Any],
     shard_targets: int | None = None,
 ) -> dict[str, Any]:
     """Merges `parts`, which are those of `plan`, to `scores.parquet` and computes all that follows.
 
+    - `record`: all that is known of the run by now.
     - `shard_targets`: how many targets of the plan a shard has; None of a whole run. No metric of a
       shard would be the text's, so none is computed.
 
@@ -139,7 +141,8 @@ def finished_sections(
         return made
     block = plan.protocol.context_length
     assert block is not None
-    made |= sections(scores, block, extras, confident=context.request.confident)
+    known = {**record, **made}
+    made |= sections(scores, block, extras, confident=context.request.confident, record=known)
     if (judge := context.request.judge) is not None:
         corpus, asked = context.request.corpus, context.planned.asked
         assert isinstance(corpus, RequestCorpus) and asked is not None

@@ -374,7 +374,7 @@ class ScoredRun:
         context.clock.tell("finish", "")
         parts = passes.scores(plan)
         targets = None if shard is None else document["shard"]["targets"]
-        made = finished_sections(context, plan, folder, parts, self._table, targets)
+        made = finished_sections(context, plan, folder, parts, self._table, document, targets)
         kept = passes.kept()
         document |= {
             **made,

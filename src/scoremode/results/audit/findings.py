@@ -27,7 +27,7 @@ _CLASSES: dict[Class, str] = {
     # From the scores and the rest of the record.
     "recomputed": """
         schema schema_version status sha256 scores metrics intervals stopping gates distribution
-        breakdown thresholds llama_cpp worst pages protocol.sha256 noise_floor.resolves
+        breakdown thresholds survival llama_cpp worst pages protocol.sha256 noise_floor.resolves
         merged.shards.windows merged.shards.targets requests.name requests.rows requests.sha256
         tasks.answers identity.checkpoint identity.plan identity.full identity.token_text
         identity.confident

@@ -103,7 +103,7 @@ def _audit_identity(document: Mapping[str, Any], findings: Findings) -> None:
 
 # How sure a number is: a matter of the release that resampled, with a seed of its own that is fixed.
 _RESAMPLED = ("ci95", "note", "error")
-_MADE = ("metrics", "distribution", "breakdown", "llama_cpp", "stopping")
+_MADE = ("metrics", "distribution", "breakdown", "survival", "llama_cpp", "stopping")
 
 
 def audited_scores(folder: Path, record: Done, findings: Findings) -> tuple[Scores, Columns] | None:

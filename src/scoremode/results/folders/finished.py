@@ -34,7 +34,7 @@ from scoremode.results.statistics.divergence import worst_tokens
 from scoremode.results.statistics.means import Blocks, Mean
 
 # Sections that are there only where the Scores give them.
-_MADE = ("distribution", "breakdown", "thresholds", "llama_cpp", "stopping")
+_MADE = ("distribution", "breakdown", "thresholds", "survival", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 

@@ -108,6 +108,34 @@ class Thresholds(Section, frozen=True, kw_only=True):
     confident: Fraction
 
 
+class SurvivalCurve(Section, frozen=True, kw_only=True):
+    half_life: Positive | None
+    ci95: tuple[Positive | None, Positive | None] | None
+    note: str | None
+    longest: Positive
+    tokens: list[Positive]
+    whole: list[float]
+
+
+class SampledSurvival(SurvivalCurve, frozen=True, kw_only=True):
+    by_base: bool
+
+
+class GreedySurvival(SurvivalCurve, frozen=True, kw_only=True):
+    parted: Count
+    stopped: Count
+    unlike: Count
+    identical: Metric | None
+
+
+class Survival(Section, frozen=True, kw_only=True):
+    units: Literal["replies", "windows"]
+    n: Positive
+    sampled: SampledSurvival | UnsetType = UNSET
+    greedy: GreedySurvival | UnsetType = UNSET
+    greedy_note: str | UnsetType = UNSET
+
+
 class NoiseFloor(Section, frozen=True, kw_only=True):
     change: str | UnsetType = UNSET
     words: str

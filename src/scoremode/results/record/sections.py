@@ -39,6 +39,7 @@ from scoremode.results.statistics.divergence import (
 )
 from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, Percentile, estimates
+from scoremode.results.statistics.survival import survival_section
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -71,9 +72,11 @@ def sections(
     *,
     block_length: int | None = None,
     confident: float = CONFIDENT,
+    record: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The record's `metrics` and `intervals`, against a base its `distribution`, `breakdown`,
-    `thresholds` and `llama_cpp` as well; `breakdown` without one, too, where there are labels or turns.
+    `thresholds`, `survival` and `llama_cpp` as well; `breakdown` without one, too, where there are
+    labels or turns.
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
@@ -83,6 +86,7 @@ def sections(
     - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
       then there is no section `intervals`.
     - `confident`: the probability above which the base is sure of a token, for `confident_flips`.
+    - `record`: what else it says, which tells whose text it is; without it there is no `survival`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
@@ -106,6 +110,9 @@ def sections(
     result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
     if chosen is not None:
         result["intervals"] = chosen.to_json(blocks.filled)
+    if record is not None and not record.get("requests"):
+        survival = survival_section(scores, extras, block_length, record)
+        result |= {} if survival is None else {"survival": survival}
     labels, turns = extras.get("label"), extras.get("turn_place")
     if labels is not None and chosen is not None and places.conversation is None:
         # How far two groups are apart is no dependence within either.
@@ -169,7 +176,13 @@ def remade(
     `confident`: by that threshold instead."""
     if confident is None:
         confident = record.thresholds.confident if record.thresholds else CONFIDENT
-    return sections(scores, record.protocol.context_length, extras, confident=confident)
+    return sections(
+        scores,
+        record.protocol.context_length,
+        extras,
+        confident=confident,
+        record=record.document,
+    )
 
 
 def _resampled_columns(scores: Scores) -> dict[str, np.ndarray]:

@@ -57,6 +57,7 @@ def merged_record(
             typed.protocol.context_length,
             extras,
             confident=identity.get("confident", CONFIDENT),
+            record=first,
         ),
         "status": "done",
         "finished": now(),
