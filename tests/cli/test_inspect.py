@@ -173,7 +173,7 @@ def test_seventy_billion_are_told_by_their_headers(tmp_path):
     assert value["formats"]["W4A16 g128"]["modules"] == 560
     assert value["weight_files"] == 30 and value["positions"] == 131072
     text = document_text(inspect_document(value))
-    for words in ("70,553,706,496", "4.125 body", "36.788 GiB in 30 files", "q_proj ×80"):
+    for words in ("70,553,706,496", "4.125 layers", "36.788 GiB in 30 files", "q_proj ×80"):
         assert words in text
 
 

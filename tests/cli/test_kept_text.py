@@ -78,7 +78,7 @@ def test_a_tokenizer_written_anew_is_proven(kld, demo, tmp_path):
     [
         (["-c", "64"], 1, "context_length is 96, this run's 64"),
         (["--bos", "never"], 1, "bos is auto, this run's never"),
-        (["--text", "another one " * 50], 1, "is of another plan: its text sha256"),
+        (["--text", "another one " * 50], 1, "is of another plan: its text is"),
         (["--num-samples", "3"], 2, "--num-samples 3"),
         (["--split", "train"], 2, "--split train"),
         (["--text-field", "body"], 2, "--text-field body"),

@@ -49,7 +49,7 @@ def test_each_fact_has_its_row():
     found = rows()
     assert found["parameters"] == "1,000, of them 25.0% quantized"
     assert found["size"] == "0.500 GiB in 1 file"
-    assert found["bits per weight"] == "4.500 body, 5.250 file"
+    assert found["bits per weight"] == "4.500 layers, 5.250 file"
     assert found["vocabulary"] == "config 100, tokenizer 90: padding"
     assert found["embeddings"] == "not said whether tied to the head"
     assert found["KV cache"] == "not quantized"

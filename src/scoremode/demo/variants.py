@@ -8,7 +8,7 @@ from scoremode.demo.quantize import VARIANTS, config_text, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import RunFolderError
 from scoremode.lib.files import MOST_JSON, read_regular
-from scoremode.report.document import Table, interval, measured, number, words
+from scoremode.report.document import LAYER_BITS, Table, interval, measured, number, words
 from scoremode.report.terminal import Terminal, table_parts
 from scoremode.results.folders.store import drop_beginnings
 from scoremode.results.record.definition import Done
@@ -23,7 +23,7 @@ from scoremode.text.protocol import Protocol
 BASE = "dense tiny Llama"
 _COLUMNS = (
     words("model", "model"),
-    number("bits/weight", "bits_per_weight", ".3f", 6),
+    number(LAYER_BITS, "bits_per_weight", ".3f", 6),
     measured("PPL", "ppl", ".4f", importance=3),
     measured("PPL / dense", "ppl_ratio", ".4f", "×", importance=8),
     interval(".4f", "95 % of the ratio", 5),

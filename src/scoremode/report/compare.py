@@ -38,12 +38,15 @@ _TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
 
 def compare_document(value: Mapping[str, Any], judged: Sequence[tuple[str, Gate]] = ()) -> Document:
-    """The ranking, with each run's test against the next in its line's data; then these tests.
+    """The ranking, with each run's test against the next in its line's data; who is on the frontier;
+    then these tests.
 
     `judged`: a run's label and a gate, of all that were asked for; below the ranking.
     """
     ranking = runs_table(ranked_rows(value), _NEXT)
     parts: list[Facts | Table | Prose] = [Facts(_facts(value)), ranking]
+    if said := _frontier(value):
+        parts.append(Facts((("frontier", said),)))
     if judged:
         parts.append(_gates(judged))
     if value["tests"]:
@@ -85,6 +88,14 @@ def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
     met = "all gates met" + ", without an interval" * bare
     said = f"MISSED {missed} of {counted(len(gates), 'gate')}" if missed else met
     return Verdict(f"{text}; {said}", not missed)
+
+
+def _frontier(value: Mapping[str, Any]) -> str:
+    """The runs that no other beats; "" where too few have a size to tell."""
+    if (names := value["frontier"]) is None:
+        return ""
+    ahead = {"kld": "closer to the base (KLD)", "ppl": "of lower PPL"}[value["ranked_by"]]
+    return f"{', '.join(map(printable, names))}: no other run is both smaller and {ahead}"
 
 
 def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -17,6 +17,9 @@ _WIDEST = 100
 # The importance from which on a column is shown on any terminal; the heading of an interval, which
 # belongs to the column before.
 KEPT, INTERVAL = 8, "95 %"
+# The heading of the bits that formats are named by; embeddings and head, which a file's bits have in
+# them, are left out.
+LAYER_BITS = "bits/weight, layers"
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,10 @@ def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
 
 
 def _model(record: Scored) -> str:
-    """The model and its formats, such as `x (W4A16 g32, 4.500 bits/weight), models/x`."""
+    """The model and its formats, such as `x (W4A16 g32, 4.500 bits/weight of the layers), models/x`."""
     checkpoint, label = record.checkpoint, label_of(record)
     formats, body = ", ".join(checkpoint.formats), checkpoint.bits_per_weight.body
-    said = f"{label} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+    said = f"{label} ({formats}" + (f", {body:.3f} bits/weight of the layers)" if body else ")")
     return said if label == checkpoint.source else f"{said}, {checkpoint.source}"
 
 
@@ -341,7 +341,7 @@ def bits(body: float | None, file: float | None, not_decoded: object) -> str:
     """Both bits-per-weight conventions; `not_decoded`: why the file's are not known."""
     if file is None:
         return f"not known: {not_decoded}"
-    return f"{'none' if body is None else f'{body:.3f}'} body, {file:.3f} file"
+    return f"{'none' if body is None else f'{body:.3f}'} layers, {file:.3f} file"
 
 
 def _rate(record: Scored) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.report.document import (
+    LAYER_BITS,
     Column,
     Document,
     Facts,
@@ -52,7 +53,7 @@ def runs_table(
         data("is_base"),
         data("n"),
         *(column for metric, own in shown("runs") for column in _columns_of(metric, own)),
-        number("bits/weight", "bits_per_weight", ".3f", 4),
+        number(LAYER_BITS, "bits_per_weight", ".3f", 4),
         size(row["gib"] for row in rows),
         *further.values(),
     )

@@ -17,7 +17,7 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
 from scoremode.results.gates import Compared
 from scoremode.results.labels import Named
-from scoremode.results.record.checks import unlike_dtypes
+from scoremode.results.record.checks import swapped, unlike_dtypes
 from scoremode.results.record.definition import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -114,6 +114,8 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     # Killed before its files were hashed: what it says may be of another model of the same headers.
     if not document["parts"] and "files" not in document["checkpoint"]:
         document = _first_record(context, identity)
+    if (line := swapped(document)) is not None:
+        notify(line)
     clock.begin("engine")
     scored = ScoredRun(context, RunPasses(context, folder, document), close)
     scored.score(floor, resumed=earlier is not None)

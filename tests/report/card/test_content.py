@@ -47,7 +47,11 @@ def test_a_table_a_plan_with_the_base_as_a_row(groups):
     assert [row[0] for row in first] == ["model", "base (base)", "Q8_0", "Q4_K_M"]
     assert [row[0] for row in second] == ["model", "base (base)", "Q4_K_M"]
     base, best = (dict(zip(first[0], row, strict=True)) for row in first[1:3])
-    assert (base["bits/weight"], base["GiB"], base["KLD (nats)"]) == ("16.000", "14.960", "—")
+    assert (base["bits/weight, layers"], base["GiB"], base["KLD (nats)"]) == (
+        "16.000",
+        "14.960",
+        "—",
+    )
     metrics = groups[0].records[0].document["metrics"]
     kld = metrics["kld"]
     low, high = kld["ci95"]

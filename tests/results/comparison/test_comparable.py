@@ -17,9 +17,6 @@ REFUSED = {
     "protocol.stride": (32, "protocol's stride 32 and 64"),
     "protocol.context_length": (128, "protocol's context_length 128 and 64"),
     "protocol.average": ("hf-guide", "protocol's average hf-guide and None"),
-    "tokenizer.sha256": ("x", f"tokenizer sha256 x and {'70' * 32}"),
-    "corpus.text.sha256": ("x", f"text sha256 x and {'7e' * 32}"),
-    "plan.tokens_sha256": ("x", f"token ids sha256 x and {'a0' * 32}"),
     "plan.window_bos": (3, "BOS of windows 3 and None"),
 }
 
@@ -37,9 +34,31 @@ def test_another_measurement_is_refused_and_the_field_named(field, one, written)
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"corpus.text.sha256": "x", "corpus.name": "c4.txt"}, "text c4.txt and made.txt"),
+        ({"corpus.text.sha256": "x", "corpus.text.bytes": 9},
+         "text made.txt (9 bytes) and made.txt (5,000 bytes)"),
+        ({"corpus.text.sha256": "x"}, f"text made.txt (sha256 x) and made.txt (sha256 {'7e' * 6})"),
+        ({"plan.tokens": 9}, "token ids 9 tokens and 11,968 tokens"),
+        ({"tokenizer.sha256": "x"}, "tokenizer models/one and models/W8A16"),
+        ({"protocol.stride": 32, "protocol.name": "mine"},
+         "protocol's stride 32 and 64 (protocols mine and disjoint+context-length=64)"),
+    ],
+)  # fmt: skip
+def test_what_differs_is_said_in_words_and_a_hash_only_where_nothing_else_tells(
+    changes, said, one, written
+):
+    ids = {} if "protocol.stride" in changes else {"plan.tokens_sha256": "x"}
+    with pytest.raises(RunFolderError) as refused:
+        ranking([one(ids | changes), written["W8A16"]])
+    assert str(refused.value).endswith(f" are not comparable: {said}")
+
+
+@pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("template.sha256", "b", "chat template sha256 is b, this run's a"),
+        ("template.sha256", "b", "chat template is own (sha256 b), this run's own (sha256 a)"),
         ("template.arguments", {"x": 1}, "values for the chat template is {'x': 1}, this run's {}"),
         ("template.date", "2025-01-01", "chat template's day is 2025-01-01, this run's None"),
         ("ends", [2, 3], "tokens that end a turn is [2, 3], this run's [2]"),
@@ -51,7 +70,10 @@ def test_what_differs_of_conversations_is_named(field, value, said):
         return {"plan": {"sha256": plan, "tokens_sha256": plan}, "corpus": corpus, "protocol": {}}
 
     def chats():
-        return {"template": {"sha256": "a", "arguments": {}, "date": None}, "ends": [2]}
+        return {
+            "template": {"source": "own", "sha256": "a", "arguments": {}, "date": None},
+            "ends": [2],
+        }
 
     other = chats()
     *names, last = field.split(".")

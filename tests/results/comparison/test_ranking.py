@@ -56,6 +56,26 @@ def test_the_best_comes_first_by_kld(written):
     json.dumps(value, allow_nan=False)
 
 
+def test_the_frontier_has_those_that_no_other_run_beats_in_size_and_kld(tmp_path):
+    """As the page has it: at most as large and at most as far off beats, equal in both doesn't."""
+    sizes = {"far": (0.5, 100), "near": (0.1, 300), "beaten": (0.3, 300), "twin": (0.1, 300)}
+    runs = [
+        write_run(tmp_path / name, scores_of(noise), changes={"checkpoint.bytes": size})
+        for name, (noise, size) in sizes.items()
+    ]
+    value = ranking(runs)
+    assert set(value["frontier"]) == {"near", "twin", "far"} and value["frontier"][-1] == "far"
+    said = next(
+        line
+        for line in document_text(compare_document(value)).splitlines()
+        if line.startswith("frontier ")
+    )
+    assert said.endswith("far: no other run is both smaller and closer to the base (KLD)")
+    assert "lower PPL" in document_text(compare_document(ranking(runs, "ppl")))
+    assert ranking(runs[:1])["frontier"] is None
+    assert "frontier" not in document_text(compare_document(ranking(runs[:1])))
+
+
 def test_by_perplexity_where_asked_or_where_a_run_has_no_kld(written):
     some = [written[n] for n in ("W2A16", "W8A16")]
     value = ranking(some, "ppl")
@@ -237,8 +257,13 @@ def test_runs_against_other_references_are_refused_naming_both(one, written):
     other = one({"reference.sha256": "2e" * 32, "reference.source": "models/other"})
     with pytest.raises(RunFolderError, match=r"other references: .*--by ppl") as refused:
         ranking([written["W8A16"], other])
-    for words in ("models/base", "models/other", "1f1f1f", "2e2e2e", str(other)):
+    for words in ("references: models/base and models/other: ", str(other)):
         assert words in str(refused.value)
+    again = one({"reference.sha256": "2e" * 32, "engine.dtype": "float16"}, name="again")
+    with pytest.raises(
+        RunFolderError, match=r"models/base \(sha256 1f.* models/base \(sha256 2e2e"
+    ):
+        ranking([written["W8A16"], again])
     value = ranking([written["W8A16"], other], "ppl")
     assert value["reference"] is None and "left out" in value["notes"][0]
     for run in value["runs"]:

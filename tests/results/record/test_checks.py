@@ -12,7 +12,13 @@ from support.run_folders import CONTEXT, scores_of, write_run
 from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record
-from scoremode.results.record.checks import check_identity, check_stopped, stopping, unlike_dtypes
+from scoremode.results.record.checks import (
+    check_identity,
+    check_stopped,
+    stopping,
+    swapped,
+    unlike_dtypes,
+)
 
 PLACES = overlapping(3_000, CONTEXT, 48)
 EDITS = {
@@ -145,3 +151,25 @@ def test_a_rule_and_what_was_planned_come_together():
     for lacking in ((WINDOWS, UNSET, UNSET), (UNSET,), (WINDOWS, UNSET)):
         with pytest.raises(RunFolderError, match="its protocol's stop_when is"):
             check_stopped(Path("run"), record(*lacking), SCORES, {})
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "is_said"),
+    [(4.5, 16.0, True), (4.5, 8.5, True), (16.0, 4.5, False), (16.0, 32.0, False),
+     (8.5, 4.5, False), (4.5, 4.5, False), (None, 16.0, False)],
+)  # fmt: skip
+def test_a_base_of_fewer_bits_than_its_model_may_be_swapped(base, own, is_said):
+    def checkpoint(source, body):
+        return {"source": source, "bits_per_weight": {"body": body, "file": body}}
+
+    record = {
+        "checkpoint": checkpoint("big", own),
+        "reference": {"source": "small.gguf", "checkpoint": checkpoint("small.gguf", base)},
+    }
+    line = swapped(record)
+    assert (line is not None) == is_said and swapped({"checkpoint": checkpoint("x", own)}) is None
+    if line is not None:
+        assert line == (
+            f"the base (--reference) small.gguf has 4.500 bits/weight in its layers, and the model big "
+            f"{own:.3f}: are they swapped?"
+        )

@@ -18,6 +18,7 @@ from scoremode.errors import escaped
 from scoremode.lib.hub import on_hub
 from scoremode.report.compare import ranked_rows
 from scoremode.report.document import (
+    LAYER_BITS,
     Column,
     Table,
     cell_of,
@@ -96,7 +97,7 @@ def _table(value: Mapping[str, Any]) -> Table:
     rows = ranked_rows(value)
     columns = (
         words("model", "label"),
-        number("bits/weight", "bits_per_weight", ".3f"),
+        number(LAYER_BITS, "bits_per_weight", ".3f"),
         size(row["gib"] for row in rows),
         _with_interval("word PPL", ".4f"),
         *(_card_column(metric, own) for metric, own in shown("card")),

@@ -27,6 +27,7 @@ from scoremode.report.page.definition import (
     WorstTarget,
 )
 from scoremode.report.page.summary import Compared, Place, Summary, Units, rounded
+from scoremode.results.comparison.ranking import beaten_by
 from scoremode.results.record.definition import Record
 from scoremode.results.record.outcome import WorstTarget as Worst
 from scoremode.results.record.section import Metric
@@ -244,7 +245,7 @@ def _point(
     x, y = values[own]
     smaller = sorted((other for other in values if other != own and values[other][0] <= x),
                      key=lambda other: values[other])  # fmt: skip
-    by = [o for o in smaller if values[o][1] <= y and values[o] != (x, y)]
+    by = sorted(beaten_by(values, own), key=lambda other: values[other])
     verdicts = {other: tests.get((own, other), "not known") for other in smaller}
     standing: Standing = "frontier"
     if by:

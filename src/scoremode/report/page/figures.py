@@ -17,6 +17,7 @@ from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.lib.files import atomic
+from scoremode.report.document import LAYER_BITS
 from scoremode.report.page.chart_types import (
     PERCENTILES,
     SCATTER_HEIGHT,
@@ -54,7 +55,7 @@ from scoremode.report.page.style import (
 
 _SIZES = {
     "bits_file": "bits/weight, file",
-    "bits_body": "bits/weight, layers",
+    "bits_body": LAYER_BITS,
     "bytes": "size of the files",
 }
 _PERCENTILES = (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scoremode.report.document import LAYER_BITS
 from scoremode.report.page.definition import (
     Attribution,
     Chart,
@@ -78,7 +79,7 @@ class Table:
 def ranking_table(section: Section, who: Mapping[str, Who], name: str) -> Table:
     """All runs in the order of the ranking: sizes, metrics, and their intervals below them."""
     first, others = _ranked_metrics()
-    heads = ["", "model", first[1].heading, "size", "bits/weight, file", "bits/weight, layers"]
+    heads = ["", "model", first[1].heading, "size", "bits/weight, file", LAYER_BITS]
     heads += [own.heading for _, own in others]
     body = []
     base = section["base"]

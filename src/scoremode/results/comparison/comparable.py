@@ -30,17 +30,31 @@ def not_held_out(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 _CAUSES = {
-    "text sha256": "corpus.text.sha256",
-    "chat template sha256": "corpus.conversations.template.sha256",
+    "text": "corpus.text.sha256",
+    "chat template": "corpus.conversations.template.sha256",
     "values for the chat template": "corpus.conversations.template.arguments",
     "chat template's day": "corpus.conversations.template.date",
     "tokens that end a turn": "corpus.conversations.ends",
-    "tokenizer sha256": "tokenizer.sha256",
-    "token ids sha256": "plan.tokens_sha256",
+    "tokenizer": "tokenizer.sha256",
+    "token ids": "plan.tokens_sha256",
     "BOS of windows": "plan.window_bos",
     "number of windows": "plan.windows",
-    "plan sha256": "plan.sha256",
+    "places of windows": "plan.sha256",
 }
+# What people call that whose sha256 differs, and what else may tell two of one name apart.
+_NAMES = {
+    "corpus.text.sha256": ("corpus.name", "corpus.text.bytes", "corpus.source"),
+    "corpus.conversations.template.sha256": ("corpus.conversations.template.source",),
+    "tokenizer.sha256": ("tokenizer.source", "tokenizer.size"),
+    "plan.tokens_sha256": ("plan.tokens",),
+    "plan.sha256": ("plan.scored",),
+    "reference.sha256": (
+        *("reference.source", "reference.checkpoint.source", "reference.engine.dtype"),
+        *("reference.engine.arithmetic", "reference.engine.kv_cache_dtype"),
+        "reference.engine.device.name",
+    ),
+}
+_COUNTED = {"bytes": "bytes", "size": "entries", "tokens": "tokens", "scored": "scored tokens"}
 _NOTED = {
     "engine": "engine.engine",
     "arithmetic": "engine.arithmetic",
@@ -56,13 +70,34 @@ _NOTED = {
 }
 
 
+def told_apart(one: Mapping[str, Any], two: Mapping[str, Any], path: str) -> tuple[str, str]:
+    """Words for what differs between two records' documents at `path`: of a sha256 the names, or one
+    name with the first fact that differs; the digits only where nothing else tells."""
+    name, *further = _NAMES.get(path, (path,))
+    names = _word(one, name), _word(two, name)
+    if names[0] != names[1] or path not in _NAMES:
+        return names
+    for fact in further:
+        facts = _word(one, fact), _word(two, fact)
+        if facts[0] != facts[1]:
+            return f"{names[0]} ({facts[0]})", f"{names[1]} ({facts[1]})"
+    digests = (str(value_at(document, path))[:12] for document in (one, two))
+    first, second = (f"{names[0]} (sha256 {digest})" for digest in digests)
+    return first, second
+
+
+def _word(document: Mapping[str, Any], path: str) -> str:
+    value, what = value_at(document, path), _COUNTED.get(path.rpartition(".")[2])
+    return f"{value:,} {what}" if what and isinstance(value, int) else _short(value)
+
+
 def check_same_plan(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
     """Raises ReferenceUnusable where the record `theirs`, which `what` names, is of another plan than
     `ours`."""
     if found := _differing_plans(ours, theirs):
         name, own, other = found
         raise ReferenceUnusable(
-            f"{what}: is of another plan: its {name} is {_short(other)}, this run's {_short(own)}"
+            f"{what}: is of another plan: its {name} is {other}, this run's {own}"
         )
 
 
@@ -70,7 +105,9 @@ def require_same(first: FinishedRun, other: FinishedRun) -> None:
     """Raises RunFolderError unless both scored the same targets of the same windows, by a softmax
     over as many entries."""
     if found := _differing_plans(first.record.document, other.record.document):
-        _refuse(first, other, *found)
+        names = first.record.protocol.name, other.record.protocol.name
+        end = f" (protocols {names[0]} and {names[1]})" if names[0] != names[1] else ""
+        _refuse(first, other, *found, end)
     one, two = first.record.engine.vocabulary, other.record.engine.vocabulary
     if one != two:
         _refuse(first, other, "entries of the softmax", one, two)
@@ -97,27 +134,33 @@ def differing(runs: Sequence[FinishedRun], labels: Sequence[str]) -> list[dict[s
 
 def _differing_plans(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> tuple[str, Any, Any] | None:
-    """The first difference between the plans of two records' documents: its name and both values, None
-    if none."""
+) -> tuple[str, str, str] | None:
+    """The first difference between the plans of two records' documents: its name and words for both
+    values, None if none."""
     if ours["plan"]["sha256"] == theirs["plan"]["sha256"]:
         return None
     one, two = ours["protocol"], theirs["protocol"]
     # Two names of one procedure are one.
     for key in [*one, *(key for key in two if key not in one)]:
         if key not in ("name", "sha256") and one.get(key) != two.get(key):
-            return f"protocol's {key}", one.get(key), two.get(key)
+            return f"protocol's {key}", _short(one.get(key)), _short(two.get(key))
     planned = value_at(ours, "plan.planned.sha256")
     if planned is not None and planned == value_at(theirs, "plan.planned.sha256"):
-        windows = ours["plan"]["windows"], theirs["plan"]["windows"]
+        windows = str(ours["plan"]["windows"]), str(theirs["plan"]["windows"])
         return f"number of windows when {one['stop_when']} ended it", *windows
-    both = ((name, value_at(ours, path), value_at(theirs, path)) for name, path in _CAUSES.items())
-    return next(v for v in both if v[1] != v[2])
+    name, path = next(
+        (name, path)
+        for name, path in _CAUSES.items()
+        if value_at(ours, path) != value_at(theirs, path)
+    )
+    return name, *told_apart(ours, theirs, path)
 
 
-def _refuse(first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any) -> None:
+def _refuse(
+    first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any, end: str = ""
+) -> None:
     raise RunFolderError(
-        f"{first.folder} and {other.folder} are not comparable: {field} {one} and {two}"
+        f"{first.folder} and {other.folder} are not comparable: {field} {one} and {two}{end}"
     )
 
 

@@ -13,7 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.comparison.comparable import differing, not_held_out, require_same
+from scoremode.results.comparison.comparable import (
+    differing,
+    not_held_out,
+    require_same,
+    told_apart,
+)
 from scoremode.results.folders.finished import FinishedRun, open_run
 from scoremode.results.labels import base_of, labels_of, labels_of_runs, model_of
 from scoremode.results.metrics import MetricSpec, shown
@@ -105,11 +110,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     references = _references(runs)
     if len(references) > 1:
         one, two = list(references.values())[:2]
-        differ = (
-            f"{one.folder} and {two.folder} have other references: "
-            f"{_base_of(one).source} (sha256 {_base_of(one).sha256}) and "
-            f"{_base_of(two).source} (sha256 {_base_of(two).sha256})"
-        )
+        said = told_apart(one.record.document, two.record.document, "reference.sha256")
+        differ = f"{one.folder} and {two.folder} have other references: {' and '.join(said)}"
         if by != "ppl":
             raise RunFolderError(f"{differ}: their KLD has no order; --by ppl ranks by perplexity")
         notes.append(f"{differ}: what is measured against them is left out")
@@ -143,6 +145,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "block_length": blocks.length,
         "intervals": chosen.to_json(blocks.filled),
         "runs": lines,
+        "frontier": _frontier(lines, by),
         "tests": [
             {"a": labels[i], "b": labels[i + 1]}
             | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
@@ -268,6 +271,24 @@ def _row(
         row["ppl_ratio"] = _paired(run, base, blocks)["ppl_ratio"].to_json()
         row["ratio_to"] = "run of the base"
     return row
+
+
+def beaten_by(values: Mapping[str, tuple[float, float]], one: str) -> list[str]:
+    """Those of `values`, a size and a distance each, that are at most as large and at most as far as
+    `one`, and not the same in both; without any it is on the frontier."""
+    x, y = values[one]
+    return [o for o, (a, b) in values.items() if a <= x and b <= y and (a, b) != (x, y)]
+
+
+def _frontier(rows: Sequence[Mapping[str, Any]], by: By) -> list[str] | None:
+    """The labels of the runs that no other beats in size and in what they are ranked by, as they are
+    ranked; None where fewer than two have both."""
+    values = {
+        row["label"]: (row["gib"], row[by]["value"])
+        for row in rows
+        if not row["is_base"] and row["gib"] is not None and row[by] is not None
+    }
+    return None if len(values) < 2 else [one for one in values if not beaten_by(values, one)]
 
 
 def _test(a: FinishedRun, b: FinishedRun, blocks: Blocks, *, kld: bool) -> dict[str, Any]:

@@ -27,6 +27,9 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 from scoremode.results.statistics.windows import stopping_section, window_sums
 
+# Bits of a weight below which it is quantized.
+_UNQUANTIZED = 16
+
 
 def checked_record(folder: Path, *, sealed: bool = True) -> Record:
     """The record in a run's folder. Raises RunFolderError, which names the file and the field.
@@ -215,6 +218,20 @@ def unlike_dtypes(document: Mapping[str, Any]) -> str | None:
     if base is None or base == own:
         return None
     return f"base in {base}, model in {own}: part of the divergence is arithmetic"
+
+
+def swapped(document: Mapping[str, Any]) -> str | None:
+    """The line on a base that is quantized, and to fewer bits than the model: one may be named in
+    the other's place. Of two quants it may be meant."""
+    body = "checkpoint.bits_per_weight.body"
+    base, own = value_at(document, f"reference.{body}"), value_at(document, body)
+    if base is None or own is None or not base < min(own, _UNQUANTIZED):
+        return None
+    names = value_at(document, "reference.source"), value_at(document, "checkpoint.source")
+    return (
+        f"the base (--reference) {names[0]} has {base:.3f} bits/weight in its layers, and the model "
+        f"{names[1]} {own:.3f}: are they swapped?"
+    )
 
 
 def _merged_facts(record: Record, scores: Scores) -> dict[str, tuple[Any, Any]]:
