@@ -48,7 +48,6 @@ from scoremode.results.record.model import Reference
 from scoremode.results.record.outcome import (
     Gate,
     NoiseFloor,
-    Survival,
     SurvivalCurve,
     WorstTarget,
 )
@@ -358,31 +357,30 @@ def _divergence(record: Done) -> Rows:
         ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
         ("acceptance", f"{accepted.value:.3%}   {interval_text(accepted, '.3%')}"),
         ("confident flips", _flips(record)),
-        *_survival(record.survival),
+        *_survival(record),
     ]
     if floor := record.noise_floor:
         rows.insert(2, ("noise floor", _floor(kld.value, floor)))
     return rows
 
 
-def _survival(found: Survival | UnsetType) -> Rows:
-    """How many tokens both generate alike; why that isn't told of text that a model generated."""
-    if not found:
+def _survival(record: Done) -> Rows:
+    """How many tokens both generate alike; of text that a model generated, why that isn't told."""
+    if not (found := record.survival):
         return []
-    rows = []
-    if curve := found.sampled:
-        of = "the base's samples" if curve.by_base else "samples, on this text"
-        rows.append(("half-life", f"{_half_life(curve)}, of {of} drawn as alike as can be"))
+    of = "the base's samples" if found.sampled.by_base else "samples, on this text"
+    rows = [("half-life", f"{_half_life(found.sampled)}, of {of} drawn as alike as can be")]
     if greedy := found.greedy:
-        left = greedy.stopped and (
-            f"; {counted(greedy.stopped, 'conversation')} followed only to where the base's own "
-            "likeliest token is another"
-        )
-        whole = ""
+        said = f"half part by {_half_life(greedy)}"
         if (same := greedy.identical) is not None:
-            whole = f"; {same.value:.1%} the same to their end"
-        rows.append(("greedy", f"half part by {_half_life(greedy)}{whole}{left or ''}"))
-    elif curve is UNSET and found.greedy_note:
+            said += f"; {same.value:.1%} the same to their end"
+        if greedy.stopped:
+            said += (
+                f"; {counted(greedy.stopped, 'conversation')} followed only to where the base's own "
+                "likeliest token is another"
+            )
+        rows.append(("greedy", said))
+    elif record.corpus.generated and not found.sampled.by_base:
         rows.append(("greedy", f"no length: {found.greedy_note}"))
     return rows
 

@@ -1,5 +1,6 @@
 """How long generations stay the same: by hand, and against a simulated coupling."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,10 @@ def test_a_sampled_text_tells_how_long_the_best_coupling_holds(sampled):
     for found in (by_words, by_tv):
         assert (np.abs(found.curve - exact) < 4 * spread).all()
         assert (np.abs(found.curve - simulated) < 4 * np.hypot(spread, error)).all()
-        assert found.half_life == int((exact > 0.5).sum()) + 1
+        half_life = int((exact > 0.5).sum()) + 1
+        assert found.half_life == half_life
         low, high = found.interval or (0, 0)
-        assert low is not None and high is not None and low <= found.half_life <= high
+        assert low is not None and high is not None and low <= half_life <= high
 
 
 def test_on_another_text_each_token_parts_by_itself():
@@ -122,7 +124,7 @@ FILES = {"model.safetensors": "1"}
 
 
 def a_run(
-    unlike: int = 0, turns: int = 1, tv: bool = False, **sampling: Any
+    unlike: int = 0, turns: int = 1, **sampling: Any
 ) -> tuple[Scores, dict[str, Any], dict[str, Any]]:
     """Ten replies of five targets; the model's likeliest token is another at the second of the first
     three."""
@@ -134,15 +136,12 @@ def a_run(
     base_top1[25 : 25 + unlike] += 1
     top1[25 : 25 + unlike] += 1
     log = np.full(n, -0.5)
-    against = Comparison(log, base_top1, log, np.zeros(n), np.zeros(n))
-    if tv:
-        columns = against.columns
-        object.__setattr__(against, "columns", lambda: columns() | {"tv": np.full(n, 0.2)})
+    against = Comparison(log, base_top1, log, np.zeros(n), np.zeros(n), np.full(n, 0.2))
     window = np.repeat(np.arange(10, dtype=np.int32), 5)
     scores = Scores(window, (place + 3).astype("i4"), target, target, log - 0.1, top1, log, against)
     extras = {"turn_place": place.astype("i4"), "conversation": window // turns}
     how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0} | sampling
-    record = {
+    record: dict[str, Any] = {
         "corpus": {
             "generated": {"base": {"source": "base", "files": FILES}, "sampling": how},
             "conversations": {"long": 0},
@@ -160,7 +159,7 @@ def section(run: tuple[Scores, dict[str, Any], dict[str, Any]]) -> dict[str, Any
 
 def test_a_greedy_text_tells_where_greedy_generations_part():
     found = section(a_run())
-    assert (found["units"], found["n"]) == ("replies", 10) and "sampled" not in found
+    assert (found["units"], found["n"]) == ("replies", 10) and not found["sampled"]["by_base"]
     greedy = found["greedy"]
     assert (greedy["parted"], greedy["stopped"], greedy["unlike"]) == (3, 0, 0)
     assert greedy["tokens"] == [1, 2, 3, 4, 5]
@@ -204,20 +203,22 @@ def test_another_base_s_text_has_no_greedy_length():
     )
 
 
-def test_text_that_nobody_generated_has_a_half_life_where_total_variation_is_known():
-    scores, extras, record = a_run(tv=True)
-    del record["corpus"]["generated"]
+def test_text_that_nobody_generated_has_a_half_life_on_this_text():
+    scores, extras, record = a_run()
+    del record["corpus"]["generated"], extras["turn_place"]
     found = section((scores, extras, record))
     # 0.8 ⁿ is at most a half from the fourth token on.
     assert found["sampled"]["half_life"] == 4 and found["sampled"]["by_base"] is False
     assert found["greedy_note"] == "the text is none that scoremode generate wrote"
-    scores, extras, record = a_run()
-    del record["corpus"]["generated"]
-    assert survival_section(scores, extras, 1, record) is None
+    assert found["units"] == "windows"
+    alone = replace(scores, against=None)
+    assert survival_section(alone, extras, 1, record) is None
 
 
-def test_text_that_the_base_sampled_needs_no_total_variation():
+def test_text_that_the_base_sampled_is_followed_by_its_own_words():
     found = section(a_run(temperature=1.0))["sampled"]
-    assert found["by_base"] is True and found["half_life"] is None
-    assert np.allclose(found["whole"], np.exp(-0.1 * np.arange(1, 6)))
-    assert "sampled" not in section(a_run(temperature=1.0, top_k=40))
+    assert found["by_base"] is True
+    # What is whole goes on by q/p, and parts by the total variation.
+    kept = np.exp(-0.1 * np.arange(5))
+    assert np.allclose(found["whole"], np.cumprod(1 - 0.2 * kept / kept))
+    assert not section(a_run(temperature=1.0, top_k=40))["sampled"]["by_base"]

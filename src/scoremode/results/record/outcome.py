@@ -131,7 +131,7 @@ class GreedySurvival(SurvivalCurve, frozen=True, kw_only=True):
 class Survival(Section, frozen=True, kw_only=True):
     units: Literal["replies", "windows"]
     n: Positive
-    sampled: SampledSurvival | UnsetType = UNSET
+    sampled: SampledSurvival
     greedy: GreedySurvival | UnsetType = UNSET
     greedy_note: str | UnsetType = UNSET
 

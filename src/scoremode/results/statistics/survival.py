@@ -51,8 +51,7 @@ _FIRST = 64
 def survival_section(
     scores: Scores, extras: Mapping[str, Any], block_length: int, record: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The record's section `survival`; None where nothing of it is known: without a total variation, of
-    text that no model generated.
+    """The record's section `survival`; None without a base.
 
     - `block_length`: tokens of a bootstrap block. `record`: its `corpus`, `protocol`, `reference`.
     """
@@ -67,18 +66,12 @@ def survival_section(
     block = Places.of(scores, extras).numbered // block_length
     made: dict[str, Any] = {"units": "windows" if turn_place is None else "replies"}
     made["n"] = len(begin)
-    tv = against.columns().get("tv")
-    kept = np.exp(np.minimum(scores.logprob - against.base_logprob, 0))
-    if not _not_by_base(record, 1, begin, conversation):
-        x = 1 - kept if tv is None else tv
-        made["sampled"] = follow(x, begin, block, block_length, kept=kept).to_json()
-        made["sampled"]["by_base"] = True
-    elif tv is not None:
-        made["sampled"] = follow(tv, begin, block, block_length).to_json()
-        made["sampled"]["by_base"] = False
+    by_base = not _not_by_base(record, 1, begin, conversation)
+    kept = np.exp(np.minimum(scores.logprob - against.base_logprob, 0)) if by_base else None
+    sampled = follow(against.tv, begin, block, block_length, kept=kept)
+    made["sampled"] = {**sampled.to_json(), "by_base": by_base}
     if words := _not_by_base(record, 0, begin, conversation):
-        is_told = "sampled" in made or "generated" in record["corpus"]
-        return made | {"greedy_note": words} if is_told else None
+        return made | {"greedy_note": words}
     assert conversation is not None
     unlike = against.base_top1 != scores.target
     parts = (scores.top1 != against.base_top1).astype(np.float64)
