@@ -197,7 +197,7 @@ def test_another_base_s_text_has_no_greedy_length():
     record["reference"] = {"kind": "llama.cpp"}
     assert "isn't this base" in section((scores, extras, record))["greedy_note"]
     record["protocol"] = {"scored": "all"}
-    record["reference"]["checkpoint"] = {"files": FILES}
+    record["reference"] = {"checkpoint": {"files": FILES}}
     assert section((scores, extras, record))["greedy_note"] == (
         "tokens are scored that the base didn't generate"
     )

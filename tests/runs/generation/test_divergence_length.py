@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def models(demo, tmp_path_factory) -> tuple[Path, Path]:
 def generated(model: Path) -> list[list[int]]:
     """The ids that transformers generates greedily in float32 behind each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = []
     for said in PROMPTS:
         text = tokenizer.apply_chat_template(

@@ -340,11 +340,11 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
             "against a base: how many tokens both generate alike, followed over `n` replies or windows "
             "(`units`): `sampled` under the best coupling of their samples, on text that this base "
             "sampled itself (`by_base`), or as far as any other text tells; `greedy` on text that it "
-            "generated at temperature 0, else `greedy_note`, why not. Of each the `half_life` in tokens "
-            "with `ci95` (null: beyond the `longest` unit), and the curve: after so many `tokens` the "
-            "share that is `whole`. Of `greedy` how many units `parted`, how many were `stopped` before "
-            "where the base's own likeliest token isn't the text's (`unlike` targets), and which share "
-            "is `identical` to its end "
+            "generated at temperature 0, else `greedy_note`, why not. Of each the `half_life` in "
+            "tokens with `ci95` (null: beyond the `longest` unit), and the curve: after so many "
+            "`tokens` the share that is `whole`. Of `greedy` how many units `parted`, how many were "
+            "`stopped` before where the base's own likeliest token isn't the text's (`unlike` "
+            "targets), and which share is `identical` to its end "
             "([statistics](statistics.md#how-long-generations-stay-the-same))"
         ),
     ] = UNSET

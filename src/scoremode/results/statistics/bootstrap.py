@@ -100,14 +100,16 @@ def block_bootstrap(
     return float(low), float(high)
 
 
-def resampled(sums: NDArray[np.float64], totals: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64 [RESAMPLES, M]: Σ sums / Σ totals of M quantities in the same resamples.
+def resampled(
+    sums: NDArray[np.float64], totals: NDArray[np.float64], resamples: int = RESAMPLES
+) -> NDArray[np.float64]:
+    """float64 [resamples, M]: Σ sums / Σ totals of M quantities in the same resamples.
 
     `sums`, `totals`: float64 [M, blocks]. Blocks are drawn as in `block_bootstrap`; how often each
     was drawn times all quantities at once is one product of matrices, tens of times faster than
     gathering for one after the other. A resample whose total is 0 is not finite.
     """
-    summed = _summed(np.concatenate([sums, totals]))
+    summed = _summed(np.concatenate([sums, totals]), resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
         return summed[:, : len(sums)] / summed[:, len(sums) :]
 
@@ -180,12 +182,12 @@ def covered(count: int) -> float | None:
     return next((share for below, share in _COVERED if count < below), None)
 
 
-def _summed(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64 [RESAMPLES, M]: sums of `columns` [M, blocks] over the blocks of each resample."""
+def _summed(columns: NDArray[np.float64], resamples: int = RESAMPLES) -> NDArray[np.float64]:
+    """float64 [resamples, M]: sums of `columns` [M, blocks] over the blocks of each resample."""
     blocks = columns.shape[1]
     exact = _on_grid(columns).T
-    sums, begin = np.empty((RESAMPLES, len(columns))), 0
-    for drawn in _draws(blocks):
+    sums, begin = np.empty((resamples, len(columns))), 0
+    for drawn in _draws(blocks, resamples):
         rows = len(drawn)
         drawn += blocks * np.arange(rows)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=rows * blocks).reshape(rows, blocks)
@@ -235,12 +237,12 @@ def verdict(interval: Sequence[float] | None, same: float, note: str | None) -> 
     return "worse" if low > same else "not distinguishable"
 
 
-def _draws(blocks: int) -> Iterator[NDArray[np.int64]]:
-    """int64 [some, blocks]: the blocks of some resamples, RESAMPLES in all; always the same."""
+def _draws(blocks: int, resamples: int = RESAMPLES) -> Iterator[NDArray[np.int64]]:
+    """int64 [some, blocks]: the blocks of some resamples, so many in all; always the same."""
     rng = np.random.default_rng(_SEED)
     step = max(1, 4_000_000 // blocks)
-    for begin in range(0, RESAMPLES, step):
-        yield rng.integers(blocks, size=(min(step, RESAMPLES - begin), blocks))
+    for begin in range(0, resamples, step):
+        yield rng.integers(blocks, size=(min(step, resamples - begin), blocks))
 
 
 def _expanded_tail(n: int) -> float:

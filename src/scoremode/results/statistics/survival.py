@@ -32,7 +32,6 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION, Places
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
-    RESAMPLES,
     WHOLE,
     percentile_interval,
     resampled,
@@ -44,6 +43,8 @@ from scoremode.results.statistics.means import Blocks, estimates
 Floats = NDArray[np.float64]
 # Points of a curve in a record.
 _POINTS = 200
+# As many for every token as for other metrics would be seconds, whenever a run is read.
+_RESAMPLES = 1_000
 # Tokens that are resampled at a time, then twice as many: most half-lives are short.
 _FIRST = 64
 
@@ -210,9 +211,9 @@ def _resampled_half_lives(
     blocks: int,
     longest: int,
 ) -> Floats:
-    """float64 [RESAMPLES]: the half-life of each resample of blocks; beyond `longest`, one more."""
-    found = np.full(RESAMPLES, longest + 1.0)
-    left, begin, size = np.ones(RESAMPLES), 0, _FIRST
+    """float64 [_RESAMPLES]: the half-life of each resample of blocks; beyond `longest`, one more."""
+    found = np.full(_RESAMPLES, longest + 1.0)
+    left, begin, size = np.ones(_RESAMPLES), 0, _FIRST
     while begin < longest and (waiting := found > longest).any():
         count = min(size, longest - begin)
         rows = (place >= begin) & (place < begin + count)
@@ -222,7 +223,7 @@ def _resampled_half_lives(
             for w in (parting, whole)
         )
         # A resample none of whose units reaches a token loses none at it.
-        hazard = np.nan_to_num(resampled(sums, totals), nan=0.0)
+        hazard = np.nan_to_num(resampled(sums, totals, _RESAMPLES), nan=0.0)
         curves = left[:, None] * np.cumprod(1 - hazard, axis=1)
         at = _first_below(curves)
         reached = waiting & (at <= count)
