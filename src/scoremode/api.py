@@ -436,6 +436,8 @@ def compare(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: A
     - `runs`: runs, their folders, or folders that hold some, whose finished ones are taken.
     - `by`: what to rank by, `kld` or `ppl`; None takes KLD where all have one against the same
       reference.
+    - `margin`: within which a run is equivalent to its base, or to another: 0.01 is 1 % of the
+      perplexity, or 0.01 nats of KLD; None for that.
 
     Rows are the base, where it is no run of its own, then the runs, best first; KLDs are in nats, and
     `_low` and `_high` are the ends of 95 % intervals. The document has `tests` between neighbors, and
@@ -446,7 +448,7 @@ def compare(runs: "Run | str | Path | Sequence[Run | str | Path]", **keywords: A
     from scoremode.results.folders.paths import run_folders
 
     spec = Compare.of(runs=_folders(runs), **keywords)
-    return Findings(ranking(run_folders(spec.runs), spec.by), compare_document)
+    return Findings(ranking(run_folders(spec.runs), spec.by, spec.margin), compare_document)
 
 
 @names_keywords

@@ -46,7 +46,8 @@ def test_csv_has_a_line_a_run(value):
 
 
 def test_every_value_of_a_run_has_its_column_in_the_csv(value):
-    """The table may leave one out; `source` and what a ratio is to are JSON's alone."""
+    """The table may leave one out; `source`, what a ratio is to, and verdicts with all
+    their numbers are JSON's alone."""
     _, one, _ = csv.DictReader(io.StringIO(table_csv(compare_document(value).data)))
     units = {
         "kld_nats": "kld",
@@ -56,7 +57,9 @@ def test_every_value_of_a_run_has_its_column_in_the_csv(value):
         "size_gib": "gib",
     }
     named = {units.get(name, name) for name in one}
-    assert value["runs"][0].keys() - named == {"source", "ratio_to"}
+    assert value["runs"][0].keys() - named == {"source", "ratio_to", "ranks", "verdicts"}
+    assert (one["rank_first"], one["rank_last"]) == ("1", "1")
+    assert one["verdict_base"] == "within 0.01 nats"
 
 
 def test_markdown_is_two_tables(value):
@@ -92,7 +95,7 @@ def test_both_metrics_are_tested_and_a_ratio_is_of_perplexities(value):
     assert f" ×{test['ppl_ratio']['value']:.5f}  [{low:.5f}, {high:.5f}]" in ppl
     assert "  PPL  " in ppl and f" {test['ppl_difference']['value']:+.4f} " in ppl
     assert "  KLD  " in kld and f" {test['kld_difference']['value']:+.3g} " in kld
-    assert "×" not in kld and kld.endswith(" better")
+    assert "×" not in kld and " better by " in kld
 
 
 def test_a_run_alone_has_no_tests(tmp_path):

@@ -19,7 +19,7 @@ from scoremode.cli.command import (
 from scoremode.cli.screen import Session
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.spec.flag import Flag, Flags, Name, Number, PathName, Switch
-from scoremode.spec.run import Form, Gates, Label, Runs, Table
+from scoremode.spec.run import Form, Gates, Label, Margin, Runs, Table
 from scoremode.spec.values import count_of, finite, probability_of, title_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _token_table(session: Session, found: "FinishedRun") -> "TokenTable | None":
         return None
 
 
-class Compare(Runs, Command):
+class Compare(Runs, Margin, Command):
     called = "compare"
     summary = "rank finished runs and test them against each other"
     about = (
@@ -175,7 +175,7 @@ class Compare(Runs, Command):
         screen = session.screen
         runs = run_folders(self.runs, screen.line)
         screen.stage(f"comparing {len(runs)} runs" if runs[1:] else "reading the run")
-        value = ranking(runs, self.by)
+        value = ranking(runs, self.by, self.margin)
         screen.clear()
         if self.form == "json":
             from scoremode.lib.json import json_text

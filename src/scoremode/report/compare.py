@@ -33,6 +33,7 @@ from scoremode.results.record.model import Reference
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
 from scoremode.results.record.text import Corpus, Protocol, Tasks
+from scoremode.results.statistics.verdict import Verdict as Judged
 
 _TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
 
@@ -66,12 +67,20 @@ _PAIRS, _NAMES = 3, {"kld": "KLD", "ppl": "PPL"}
 
 
 def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
-    """The best run, which neighbors can't be told apart, and how many gates are missed."""
+    """The best run beside its base, what is tied with it, which neighbors can't be told apart, and how
+    many gates are missed."""
     by, runs = value["ranked_by"], value["runs"]
-    best = next((run for run in runs if not run["is_base"] and run[by]), runs[0])
-    text = f"best: {best['label']}"
+    own = [run for run in runs if not run["is_base"] and run[by]] or runs
+    best, text = own[0], f"best: {own[0]['label']}"
+    if tied := [run["label"] for run in own[1:] if run["ranks"][0] == best["ranks"][0]]:
+        more = f" and {len(tied) - _PAIRS} more" if len(tied) > _PAIRS else ""
+        text += f", tied with {', '.join(tied[:_PAIRS])}{more}"
     if (found := best[by]) is not None:
-        text += f", {metric_words(by, decode(found, Metric))}"
+        numbers = metric_words(by, decode(found, Metric))
+        if judged := _beside_base(best, by):
+            base = next((run for run in runs if run["is_base"]), value["base"])
+            numbers = f"{judged.words(base['label'] if base else 'the base')} ({numbers})"
+        text += f", {numbers}"
     verdicts = [(test, test["verdict"].get(by)) for test in value["tests"]]
     alike = [f"{t['a']} and {t['b']}" for t, said in verdicts if said == "not distinguishable"]
     if alike:
@@ -98,11 +107,20 @@ def _frontier(value: Mapping[str, Any]) -> str:
     return f"{', '.join(map(printable, names))}: no other run is both smaller and {ahead}"
 
 
+def _beside_base(run: Mapping[str, Any], by: str) -> Judged | None:
+    """The verdict on a run beside the base by what runs are ranked by."""
+    key = {"kld": "kld", "ppl": "ppl_ratio"}[by]
+    found = [one for one in run.get("verdicts", ()) if one["metric"] == key]
+    return Judged.of_json(found[0]) if found else None
+
+
 def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lines of the ranking: the base where it is no run, then the runs."""
     rows = [] if value["base"] is None else [value["base"]]
     for rank, run in enumerate(value["runs"], 1):
         row = {**run, "rank": rank}
+        if beside := _beside_base(run, value["ranked_by"]):
+            row["verdict_base"] = beside.short
         if rank <= len(value["tests"]):
             test = value["tests"][rank - 1]
             row |= {f"next_{name}": test.get(name) for name in _TESTED}
@@ -134,6 +152,7 @@ def _hidden(name: str, key: str) -> Column:
 
 
 _NEXT = {
+    "verdict_base": words("beside the base", "verdict_base", 7),
     "next": words(None, "next"),
     "next_ppl_difference": _hidden("", "next_ppl_difference"),
     "next_ppl_ratio": _hidden("", "next_ppl_ratio"),
@@ -190,7 +209,7 @@ def _tests(value: Mapping[str, Any]) -> Table:
                 found = decode(test[f"{name}_difference"], Metric)
                 ratios = (ratio, ratio.ci95) if name == "ppl" else ("", "")
                 difference = (form, found.value), found.ci95 and (form, found.ci95)
-                said = _verdict(verdicts[name])
+                said = _verdict(verdicts[name], Judged.of_json(test["verdicts"][name]))
                 rows.append((pair, name.upper(), *difference, *ratios, said))
     return Table(_TEST_COLUMNS, tuple(rows))
 
@@ -229,7 +248,7 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     rows += without_interval(decode(metric, Metric) for metric in found)
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):
         rows.append(
-            ("not distinguishable", "on this text: the interval of the difference contains 0")
+            ("not distinguishable", "on this text, corrected for all pairs of runs (Holm, 5 %)")
         )
     return tuple(rows)
 
@@ -239,5 +258,10 @@ def _short(what: str) -> str:
     return what[:12] if re.fullmatch("[0-9a-f]{64}", what) else what
 
 
-def _verdict(said: str) -> str:
-    return "not known" if said.startswith("no interval") else said
+def _verdict(said: str, judged: Judged) -> str:
+    """The order of two runs, and by how much at least, or what would tell it."""
+    if said.startswith("no interval"):
+        return "not known"
+    if judged.kind == "undecided":
+        return f"{said}: {judged.more()}" if judged.needed is not None else said
+    return judged.short if judged.kind == said else f"{said}, {judged.short}"

@@ -45,9 +45,12 @@ def runs_table(
     words_too = {"word_ppl": measured("word PPL", "word_ppl", ".4f")}
     if any("word_ppl" in row for row in rows):
         further = words_too | dict(further)
+    # Tied runs have several.
+    several = Column("rank", "rank", _ranks, lambda both: both, ("_first", "_last"), 9)
     columns = (
         data("rank"),
         words("model", "label"),
+        *([several] if any("ranks" in row for row in rows) else []),
         words(None, "model"),
         words(None, "folder"),
         data("is_base"),
@@ -57,9 +60,19 @@ def runs_table(
         size(row["gib"] for row in rows),
         *further.values(),
     )
+    ranked = columns[2] is several
     return Table(
-        columns, tuple((*_cells(row), *(cell_of(row.get(k)) for k in further)) for row in rows)
+        columns,
+        tuple(
+            (*_cells(row, has_ranks=ranked), *(cell_of(row.get(k)) for k in further))
+            for row in rows
+        ),
     )
+
+
+def _ranks(both: Sequence[int]) -> str:
+    first, last = both
+    return f"{first}" if first == last else f"{first}–{last}"
 
 
 def run_data(record: Record, folder: Path) -> Table:
@@ -75,7 +88,7 @@ def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
     return (number(own.heading, metric.data_key, own.form),)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _cells(row: Mapping[str, Any], *, has_ranks: bool) -> tuple[Any, ...]:
     cells: list[Any] = []
     for metric, own in shown("runs"):
         value = cell_of(row[metric.key])
@@ -84,7 +97,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
         if own.interval:
             cells.append(value and value.ci95)
     return (
-        *(row.get("rank"), row["label"], row["model"], row["folder"]),
+        *(row.get("rank"), row["label"]),
+        *([row.get("ranks")] if has_ranks else []),
+        *(row["model"], row["folder"]),
         *(row["is_base"], row["ppl"]["n"]),
         *cells,
         *(row["bits_per_weight"], row["gib"]),

@@ -10,6 +10,7 @@ from scoremode.spec.flag import Flag, Flags, Group, Name, PathName, Place, Switc
 from scoremode.spec.values import (
     Limit,
     label_of,
+    margin_of,
     nats_of,
     probability_of,
     ratio_of,
@@ -28,6 +29,7 @@ __all__ = [
     "Kept",
     "Label",
     "Labels",
+    "Margin",
     "Model",
     "Named",
     "Output",
@@ -195,6 +197,18 @@ class Table(Flags, part="output", group=OUTPUT):
     verbose = Switch("print the full table", switch=True, also=("-v",), in_sweep=False)
     form = Form("the record")
     quiet: Switch = Quiet.quiet
+
+
+class Margin(Flags, part="output"):
+    """`--margin`, of commands that say how runs stand beside their base."""
+
+    margin: Flag[float | str | None, float | None] = Flag(
+        "call runs equivalent within M: a share of the perplexity, as many nats of KLD, or a share of "
+        "tasks' answers (default: 0.01, or 1%%)",
+        "M",
+        read=margin_of,
+        in_sweep=False,
+    )
 
 
 class TokenText(Flags, part="output", group=OUTPUT):

@@ -18,6 +18,7 @@ __all__ = [
     "date_of",
     "finite",
     "label_of",
+    "margin_of",
     "nats_of",
     "object_of",
     "probability_of",
@@ -91,6 +92,17 @@ def probability_of(text: str) -> float:
         value = math.nan
     if not 0 <= value < 1:
         raise ArgumentTypeError(f"{text!r} is not a probability below 1, such as 0.9")
+    return value
+
+
+def margin_of(text: str) -> float:
+    """`0.01`, `1%` → a share above 0 and below 1."""
+    try:
+        value = share_of(text)[0]
+    except ArgumentTypeError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"{text!r} is not a margin such as 0.01 or 1%")
     return value
 
 

@@ -199,6 +199,46 @@ def test_two_models_of_one_quality_are_not_distinguishable(tmp_path):
     assert test["verdict"]["ppl"] == "not distinguishable"
 
 
+def test_what_is_not_told_apart_is_tied(tmp_path):
+    """Three of one quality and a fourth: the three share their ranks, whatever their order."""
+    runs = {"a": (0.3, 3), "b": (0.3, 4), "c": (0.3, 5), "far": (0.9, 6)}
+    folders = [write_run(tmp_path / name, scores_of(*how)) for name, how in runs.items()]
+    value = ranking(folders, "ppl")
+    assert {run["label"]: run["ranks"] for run in value["runs"]} == {
+        "a": [1, 3], "b": [1, 3], "c": [1, 3], "far": [4, 4],
+    }  # fmt: skip
+    text = document_text(compare_document(value))
+    first = text.splitlines()[0]
+    assert first.startswith("best: ") and ", tied with " in first and " and far" not in first
+    assert "1–3" in text
+
+
+def test_a_difference_of_kld_within_the_noise_floor_is_a_tie(tmp_path):
+    kld = {"value": 0.5, "ci95": None, "n": 10, "note": "few"}
+    floor = {"words": "with another attention", "kld": kld, "resolves": True}
+    folders = [
+        write_run(tmp_path / f"{noise}", scores_of(noise), changes=changes)
+        for noise, changes in ((0.1, {}), (0.11, {"noise_floor": floor}))
+    ]
+    assert ranking(folders[:1])["runs"][0]["ranks"] == [1, 1]
+    value = ranking(folders)
+    (test,) = value["tests"]
+    assert test["kld_difference"]["ci95"][1] < 0
+    assert test["verdict"]["kld"] == "not distinguishable"
+    assert [run["ranks"] for run in value["runs"]] == [[1, 2], [1, 2]]
+
+
+def test_verdicts_beside_the_base_have_the_margin_that_was_asked_for(written):
+    def kinds(margin):
+        found = ranking([written["W4A16"], written["base"]], margin=margin)["runs"]
+        assert [one["verdicts"] for one in found if one["is_base"]] == [[]]
+        (run,) = [one for one in found if not one["is_base"]]
+        return {one["metric"]: one["kind"] for one in run["verdicts"]}
+
+    assert kinds(0.5) == {"kld": "equivalent", "ppl_ratio": "equivalent"}
+    assert kinds(1e-4)["kld"] == "worse"
+
+
 def test_without_enough_blocks_there_is_no_verdict(tmp_path):
     few = overlapping(7168, CONTEXT, 64)
     folders = [write_run(tmp_path / f"{noise}", made(**few, noise=noise)) for noise in (0.1, 0.2)]

@@ -2,7 +2,9 @@
 
 Two models measured on one text share what makes it hard, so their difference is known far better
 than either value: the tests are paired, a bootstrap over blocks of the text of the difference
-itself. A verdict is about texts like this one, and is not corrected for how many there are.
+itself. A verdict is about texts like this one. Two runs are told apart where that holds among all
+pairs of runs (`statistics.pairs`), and where a KLD differs by more than rounding moves it; others are
+tied, and a run's rank is all that it may be.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,7 @@ from scoremode.results.metrics import MetricSpec, shown
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import Record
 from scoremode.results.record.model import Reference
-from scoremode.results.record.section import Metric, value_at
+from scoremode.results.record.section import Metric, decode, value_at
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.blocks import BlockLength
 from scoremode.results.statistics.bootstrap import (
@@ -34,7 +36,9 @@ from scoremode.results.statistics.bootstrap import (
     too_few,
     verdict,
 )
-from scoremode.results.statistics.means import Blocks, draws, estimates, mean_ends
+from scoremode.results.statistics.means import Blocks, Floats, draws, estimates, mean_ends
+from scoremode.results.statistics.pairs import LEVEL, pairs, ranks
+from scoremode.results.statistics.verdict import runs_verdict, verdicts
 
 # A group's own, which are the same in all runs.
 _OF_GROUP = ("group", "n", "share")
@@ -89,19 +93,24 @@ SCHEMA_VERSION = 1
 By = Literal["kld", "ppl"]
 
 
-def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
+def ranking(
+    folders: Sequence[Path], by: By | None = None, margin: float | None = None
+) -> dict[str, Any]:
     """Ranks the finished runs in `folders`, best first; plain JSON.
 
     - `by`: rank by KLD or by perplexity; None takes KLD where all but the base itself have one.
+    - `margin`: of the verdicts, None for each metric's own.
 
     Raises UsageError where a folder is named twice or has nothing to rank by, RunFolderError where
     one is not a finished run, measured something else, or has its KLD against another reference.
     """
     check_folders(folders)
-    return ranked([open_run(folder) for folder in folders], by)
+    return ranked([open_run(folder) for folder in folders], by, margin)
 
 
-def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
+def ranked(
+    runs: Sequence[FinishedRun], by: By | None = None, margin: float | None = None
+) -> dict[str, Any]:
     """`ranking` of runs that have been read, each in another folder."""
     for run in runs[1:]:
         require_same(runs[0], run)
@@ -131,6 +140,13 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
     base, lines = _lines(runs, labels, bases, blocks, compared=len(references) < 2)
+    ties = {"ppl": _ties({i: run.nll for i, run in enumerate(runs)}, runs, blocks)}
+    if reference is not None:
+        by_kld = {i: run.kld for i, run in enumerate(runs) if run.kld is not None}
+        ties["kld"] = _ties(by_kld, runs, blocks)
+    for i, (line, rank) in enumerate(zip(lines, _ranks(ties[by], len(runs)), strict=True)):
+        line["ranks"] = list(rank)
+        line["verdicts"] = [] if bases[i] else _verdicts(line, runs[i], blocks, margin)
     if base is not None and against is not None:
         base["label"] = labels_of([against], against, [model_of(run.record) for run in runs])[0]
     return {
@@ -148,7 +164,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "frontier": _frontier(lines, by),
         "tests": [
             {"a": labels[i], "b": labels[i + 1]}
-            | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
+            | _test(runs[i], runs[i + 1], blocks, _tied(ties, i), margin)
             for i in range(len(runs) - 1)
         ],
         "groups": by_group(runs, labels, by),
@@ -291,19 +307,92 @@ def _frontier(rows: Sequence[Mapping[str, Any]], by: By) -> list[str] | None:
     return None if len(values) < 2 else [one for one in values if not beaten_by(values, one)]
 
 
-def _test(a: FinishedRun, b: FinishedRun, blocks: Blocks, *, kld: bool) -> dict[str, Any]:
-    """`a` less `b`, with verdicts on `a`."""
+def _verdicts(
+    line: Mapping[str, Any], run: FinishedRun, blocks: Blocks, margin: float | None
+) -> list[dict[str, Any]]:
+    """The verdicts on a run beside the base, by the intervals that its line has."""
+    metrics = {k: decode(line[k], Metric) for k in ("kld", "ppl_ratio") if line[k] is not None}
+    clusters = blocks.filled if blocks.length == WHOLE else None
+    found = verdicts(metrics, margin, floor=_floor(run), clusters=clusters)
+    return [verdict.to_json() for verdict in found]
+
+
+def _floor(run: FinishedRun) -> float:
+    """The base's KLD from itself by another arithmetic, 0 where nobody measured it."""
+    return run.record.noise_floor.kld.value if run.record.noise_floor else 0.0
+
+
+# Places of two runs, the better first → why they are tied, None where they are told apart.
+Ties = Mapping[tuple[int, int], str | None]
+
+
+def _ties(columns: Mapping[int, Floats], runs: Sequence[FinishedRun], blocks: Blocks) -> Ties:
+    """Tests all pairs of `runs` by their `columns`, float64 [N] by the runs' places."""
+    places = list(columns)
+    means = [mean for i in places if (mean := blocks.mean(columns[i])) is not None]
+    if len(means) < 2:
+        return {}
+    sums, totals = np.stack([mean.sums for mean in means]), means[0].totals
+    tested = pairs(sums, totals, whole=blocks.length == WHOLE)
+    found: dict[tuple[int, int], str | None] = {}
+    for pair in tested:
+        a, b = places[pair.a], places[pair.b]
+        # Of perplexities rounding errs to either side.
+        floor = max(_floor(runs[a]), _floor(runs[b])) if runs[a].kld is columns[a] else 0.0
+        tied = None
+        if pair.p_holm is None:
+            tied = too_few(len(totals), blocks.length)
+        elif pair.p_holm >= LEVEL:
+            tied = (
+                f"p is {pair.p_holm:.2g} among {len(tested)} pair{'s' * (len(tested) > 1)} (Holm)"
+            )
+        elif abs(pair.value) <= floor:
+            tied = f"in another arithmetic the base is {floor:.3g} nats away from itself"
+        found[(b, a) if pair.value > 0 else (a, b)] = tied
+    return found
+
+
+def _tied(ties: Mapping[str, Ties], i: int) -> dict[str, str | None]:
+    """Metric → why a run and the next are tied."""
+    both = (i, i + 1), (i + 1, i)
+    return {of: next((own[pair] for pair in both if pair in own), None) for of, own in ties.items()}
+
+
+def _ranks(ties: Ties, count: int) -> list[tuple[int, int]]:
+    """The first and last rank of each run; what is not tested, a base without a KLD, stands first."""
+    tested = sorted({place for pair in ties for place in pair})
+    if not tested:
+        return [(i + 1, i + 1) for i in range(count)]
+    before = tested[0]
+    told = [(a - before, b - before) for (a, b), tied in ties.items() if tied is None]
+    found = ranks(count - before, told)
+    return [(i + 1, i + 1) for i in range(before)] + [(a + before, b + before) for a, b in found]
+
+
+def _test(
+    a: FinishedRun,
+    b: FinishedRun,
+    blocks: Blocks,
+    tied: Mapping[str, str | None],
+    margin: float | None,
+) -> dict[str, Any]:
+    """`a` less `b`, with verdicts on `a`; `tied`: metric → why they are tied, None where not."""
     found = _paired(a, b, blocks)
     # A ratio of 1 and a difference of 0 are one hypothesis; the ratio's interval decides.
-    ratio = found["ppl_ratio"]
-    verdicts = {"ppl": verdict(ratio.ci95, 1.0, ratio.note)}
-    if kld and a.kld is not None and b.kld is not None:
+    judged = {"ppl": ("ppl_ratio", found["ppl_ratio"], 1.0)}
+    if "kld" in tied and a.kld is not None and b.kld is not None:
         mean = blocks.mean(a.kld - b.kld)
         assert mean is not None
         found |= estimates({"kld_difference": mean}, blocks.length)
-        difference = found["kld_difference"]
-        verdicts["kld"] = verdict(difference.ci95, 0.0, difference.note)
-    return {name: metric.to_json() for name, metric in found.items()} | {"verdict": verdicts}
+        judged["kld"] = "kld", found["kld_difference"], 0.0
+    order, shown = {}, {}
+    for name, (key, metric, same) in judged.items():
+        order[name] = verdict(metric.ci95, same, metric.note)
+        if tied[name] is not None and metric.ci95 is not None:
+            order[name] = "not distinguishable"
+        shown[name] = runs_verdict(key, metric, margin, tied[name]).to_json()
+    metrics = {name: metric.to_json() for name, metric in found.items()}
+    return metrics | {"verdict": order, "verdicts": shown}
 
 
 def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]:

@@ -17,7 +17,7 @@ the other if the models are equally good.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -82,6 +82,19 @@ def pairs(sums: Floats, totals: Floats, *, whole: bool = False) -> list[Pair]:
         Pair(a, b, value, ends, p, of_all)
         for (a, b), value, (ends, p), of_all in zip(places, values, tested, corrected, strict=True)
     ]
+
+
+def ranks(count: int, told: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The first and last rank that each of `count` runs may have, 1 for the best.
+
+    `told`: pairs that are told apart, the better first. Where these are corrected for how many there
+    are, in 95 % of texts all true ranks lie within these.
+    """
+    first, last = [1] * count, [count] * count
+    for better, worse in told:
+        first[worse] += 1
+        last[better] -= 1
+    return list(zip(first, last, strict=True))
 
 
 def _of_blocks(sums: Floats, totals: Floats) -> list[tuple[tuple[float, float], float]]:

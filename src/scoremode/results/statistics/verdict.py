@@ -18,7 +18,7 @@ of texts (`benchmarks/coverage.py --verdicts`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import NormalDist
@@ -68,6 +68,11 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"ci95": None if self.ci95 is None else list(self.ci95)}
 
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> "Verdict":
+        ends = found["ci95"]
+        return cls(**{**found, "ci95": ends and (ends[0], ends[1])})
+
     @property
     def short(self) -> str:
         """The verdict in a cell: `worse by 0.0119 nats`, `within ±1%`, `not decidable`."""
@@ -75,19 +80,24 @@ class Verdict:
             return f"within {self._margin}"
         return "not decidable" if self.by is None else f"{self.kind} by {self._amount(self.by)}"
 
-    def words(self, base: str, of: str = "target") -> str:
-        """The verdict in a sentence; `base`: what is compared with; `of`: what `n` counts."""
+    def words(self, base: str = "", of: str = "target") -> str:
+        """The verdict in a sentence; `base`: what is compared with, "" where that has been said; `of`:
+        what `n` counts."""
         if self.kind == "equivalent":
-            return f"equivalent to {base} within {self._margin}"
+            return f"equivalent{f' to {base}' if base else ''} within {self._margin}"
         if self.by is not None:
-            return f"{self.kind} than {base} by at least {self._amount(self.by)}"
-        said = "not decidable with this text"
+            than = f" than {base}" if base else ""
+            return f"{self.kind}{than} by at least {self._amount(self.by)}"
+        return f"not decidable with this text: {self.more(of)}"
+
+    def more(self, of: str = "target") -> str:
+        """How much text would decide what is `undecided`, or why none does."""
         if self.needed is None:
-            return f"{said}: {self.note}"
+            return str(self.note)
         # Two digits: nobody knows more of it.
         digit = 10 ** max(0, len(str(self.needed)) - 2)
         about = math.ceil(self.needed / digit) * digit
-        return f"{said}: about {about:,} {of}s would tell {self._margin}"
+        return f"about {about:,} {of}s would tell {self._margin}"
 
     @property
     def _margin(self) -> str:
@@ -128,7 +138,10 @@ def verdicts(
 
 
 def record_verdicts(document: Mapping[str, Any], margin: float | None = None) -> list[Verdict]:
-    """The `verdicts` of a finished run's record; none of one without a base."""
+    """The `verdicts` of a finished run's record, or that on all its tasks together; none of one without
+    a base."""
+    if "tasks" in document:
+        return _tasks_verdicts(document["tasks"]["tasks"].values(), margin)
     intervals = document.get("intervals") or {}
     return verdicts(
         {name: decode(metric, Metric) for name, metric in document.get("metrics", {}).items()},
@@ -136,6 +149,20 @@ def record_verdicts(document: Mapping[str, Any], margin: float | None = None) ->
         floor=value_at(document, "noise_floor.kld.value", 0.0),
         clusters=intervals.get("blocks") if intervals.get("block_length") == WHOLE else None,
     )
+
+
+def _tasks_verdicts(tasks: Iterable[Mapping[str, Any]], margin: float | None) -> list[Verdict]:
+    """Of each task the first metric whose answers are right or wrong."""
+    pairs = [
+        next((pair for pair in (task.get("pairs") or {}).values() if "lost" in pair), None)
+        for task in tasks
+    ]
+    known = [pair for pair in pairs if pair is not None]
+    if not known:
+        return []
+    lost, gained = (sum(pair[of] for pair in known) for of in ("lost", "gained"))
+    n = sum(pair["difference"]["n"] for pair in known)
+    return [answers_verdict(lost, gained, n, ANSWERS_MARGIN if margin is None else margin)]
 
 
 def runs_verdict(
