@@ -128,7 +128,7 @@ def test_parts_are_attributed_and_the_run_is_there(demo, quant, tmp_path, capsys
     assert len(alone) == 3 and alone == sorted(alone, reverse=True)
     assert found.run.folder.parent == tmp_path and found.run.record.plan.windows == 2
     written = json.loads((found.run.folder / "attribution-layer.json").read_text())
-    assert written == found.document and str(found).startswith("unit")
+    assert written == found.document and str(found).startswith("W4A16: KLD ")
 
 
 def test_rows_are_the_csv_in_full(runs, capsys):

@@ -123,7 +123,7 @@ def test_a_build_that_no_repository_makes_names_no_address(tmp_path):
     assert metadata.get_all("Project-URL") is None
     assert all(link.startswith("https://") for link in links(str(metadata.get_payload())))
     description = str(metadata.get_payload())
-    assert "What a KLD of 0.05 means" in description and "<picture>" not in description
+    assert "explains what a KLD of 0.05 means" in description and "<picture>" not in description
 
 
 def test_one_version_everywhere():

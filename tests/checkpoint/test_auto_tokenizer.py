@@ -181,4 +181,4 @@ def test_a_run_says_it_and_its_record_keeps_it(demo, tmp_path):
     own = Request(**{**vars(request), "model": str(demo / "model")})
     said.clear()
     found = measure(own, notify=said.append).record.document["tokenizer"]["auto_tokenizer"]
-    assert found["first_difference"] is None and said == []
+    assert found["first_difference"] is None and not any("reads this text" in x for x in said)

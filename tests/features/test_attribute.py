@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.programs import error_of, run
+from support.programs import error_of, run, told
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.attribution import metrics_of, write_columns
@@ -50,7 +50,7 @@ def attributed(models, text, tmp_path_factory):
 def test_the_table_and_the_json(models, text, capsys, tmp_path):
     asked = ["attribute", str(models / "W4A16-g32"), *text, "-o", str(tmp_path), "--windows", "20"]
     code, out, err = run(capsys, *asked)
-    assert (code, err) == (0, "")
+    assert (code, told(err)) == (0, "")
     said, _, *lines = out.splitlines()
     names = [line.split()[0] for line in lines[2:5]]
     assert f"; of 3 parts, {names[0]} (" in said
@@ -76,7 +76,7 @@ def test_alone_leaves_out_what_the_model_s_own_states_are_for(
 ):
     asked = ["attribute", str(models / "W4A16-g32"), *text, "-o", str(tmp_path), "--windows", "20"]
     code, out, err = run(capsys, *asked, "--alone")
-    assert (code, err) == (0, "")
+    assert (code, told(err)) == (0, "")
     assert "sum of alone" in out and "falls" not in out and "accumulated" not in out.split("\n")[0]
     path, _ = only_run(tmp_path)
     value = json.loads((path / "attribution-layer.json").read_text())
@@ -190,7 +190,7 @@ def test_scales_that_were_moved_are_told_of(models, text, capsys, tmp_path):
     assert code == 0 and "input_layernorm.weight is not the same in both models" in err
     assert "not to be added" in out
     code, out, err = run(capsys, *asked[:-1], "layer", "-o", str(tmp_path / "b"))
-    assert (code, err) == (0, "") and "not to be added" not in out
+    assert (code, told(err)) == (0, "") and "not to be added" not in out
 
 
 def test_what_can_not_be_attributed_is_refused_in_a_line(models, text, demo, capsys, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.programs import error_of, run
+from support.programs import error_of, run, told
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine
@@ -275,7 +275,7 @@ def test_what_can_not_be_is_one_line(short, capsys, flags, words):
 
 def test_a_run_says_where_it_ended_and_what_all_would_give(short, capsys):
     code, out, err = run(capsys, *short, "--stop-when", "ppl +-30%", "--json")
-    assert (code, err) == (0, "")
+    assert (code, told(err)) == (0, "")
     record = json.loads(out)
     assert record["protocol"]["name"] == "disjoint+context-length=32+stop-when=ppl±30%+seed=0"
     assert record["stopping"]["after"] < record["stopping"]["of"]

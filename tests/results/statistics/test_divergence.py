@@ -35,6 +35,8 @@ def by_hand(scores: Scores) -> dict[str, np.ndarray]:
         "ppl_ratio": [c.base_logprob[i] - scores.logprob[i] for i in rows],
         "kld": list(c.kld),
         "kld_reverse": list(c.kld_reverse),
+        "tv": list(c.tv),
+        "acceptance": [1 - x for x in c.tv],
         "top1": [float(scores.top1[i] == c.base_top1[i]) for i in rows],
         "delta_p": [p_q[i] - p_b[i] for i in rows],
         "rms_delta_p": [(p_q[i] - p_b[i]) ** 2 for i in rows],
@@ -148,6 +150,7 @@ def test_percentiles_are_those_of_the_library(n):
     columns = {
         "kld": c.kld,
         "kld_reverse": c.kld_reverse,
+        "tv": c.tv,
         "jsd": c.jsd,
         "delta_p": np.exp(scores.logprob) - np.exp(c.base_logprob),
     }
@@ -175,7 +178,7 @@ def test_percentiles_are_those_of_llama_cpp():
 
 def test_what_was_not_asked_for_is_not_there():
     found = sections(made(np.arange(400), full=False), LENGTH, {}, block_length=LENGTH)
-    assert set(found["distribution"]) == {"kld", "kld_reverse", "delta_p"}
+    assert set(found["distribution"]) == {"kld", "kld_reverse", "tv", "delta_p"}
     assert not [
         name for name in found["metrics"] if name == "jsd" or "_sets" in name or "entropy" in name
     ]

@@ -63,7 +63,7 @@ def test_conversations_against_a_kept_base_give_the_bits_of_a_live_one(
     ours, theirs = (read_scores(each.folder).columns() for each in (kept, live))
     for name, column in theirs.items():
         # Drawn, a window has other neighbours than it had when it was kept.
-        is_rounded = rules and name.startswith(("base_logprob", "base_top1_logprob", "kld"))
+        is_rounded = rules and name.startswith(("base_logprob", "base_top1_logprob", "kld", "tv"))
         same = (
             np.allclose(column, ours[name], atol=1e-5)
             if is_rounded
