@@ -142,7 +142,7 @@ def test_the_base_s_own_run_is_a_row_and_nothing_of_it_is_published(tmp_path):
     (row,) = (line for line in card_block([group]).splitlines() if "base (base)" in line)
     assert row.count("—") == 5
     (alone,) = groups_of([base])
-    assert len(alone.commands) == 1 and len(results_of([alone], {})) == 4
+    assert len(alone.commands) == 1 and len(results_of([alone], {})) == 5
 
 
 def test_a_run_that_is_no_run_is_refused(tmp_path, capsys):
