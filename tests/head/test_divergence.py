@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from support.pair_logits import Given, gather, logits, on_cpu
@@ -119,6 +120,56 @@ def test_models_without_a_common_entry_have_a_total_variation_of_one():
     base[:, ::2] = model[:, 1::2] = -torch.inf
     ours = score_pairs(target, 400, base=Given(base), model=Given(model), tile=(2, 70))
     assert (ours.tv - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"noise": 0.01},
+        {"noise": 3.0},
+        {"offset": 100.0},
+        {"sharpness": 12.0, "noise": 6.0},
+        {"entries": 2},
+        {"entries": 40, "sharpness": 0.1},
+    ],
+    ids=str,
+)
+def test_one_less_the_total_variation_is_the_rate_at_which_drafts_are_accepted(settings):
+    """Speculative sampling (Leviathan et al., 2023) with the model's drafts and the base as its target:
+    100,000 tokens after one row."""
+    base, model, target = logits(**{"rows": 1, **settings})
+    entries, draws = base.shape[1], 100_000
+    ours = score_pairs(target, entries, base=Given(base), model=Given(model), tile=(1, 700))
+    p, q = (z[0].double().softmax(0).numpy() for z in (base, model))
+    generator = np.random.default_rng(7)
+
+    def drawn(weights, count):
+        shares = np.cumsum(weights) / weights.sum()
+        return shares.searchsorted(generator.random(count), side="right")
+
+    drafts = drawn(q, draws)
+    accepted = generator.random(draws) < p[drafts] / q[drafts]
+    emitted = drafts.copy()
+    emitted[~accepted] = drawn(np.maximum(p - q, 0), draws - accepted.sum())
+
+    rate = 1 - float(ours.tv[0])
+    assert abs(accepted.mean() - rate) < 3 * np.sqrt(rate * (1 - rate) / draws)
+
+    def deviations(tokens):
+        """How far their chi-square against p is above its mean, in standard deviations of it."""
+        # Entries that are rarely drawn count as one.
+        often = draws * p >= 5
+        counts = np.bincount(tokens, minlength=entries)
+        found = np.append(counts[often], counts[~often].sum())
+        wanted = draws * np.append(p[often], p[~often].sum())
+        terms = (found - wanted)[wanted > 0] ** 2 / wanted[wanted > 0]
+        freedom = len(terms) - 1
+        return (terms.sum() - freedom) / np.sqrt(2 * freedom)
+
+    assert deviations(emitted) < 4
+    if rate < 0.95:
+        assert deviations(drafts) > 10
 
 
 @pytest.mark.parametrize("device", DEVICES)
