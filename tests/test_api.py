@@ -22,6 +22,7 @@ from scoremode.spec.run import Gates
 PLACES = overlapping(9000, CONTEXT, 64)
 # Of a command line alone: what is printed, and how many processes there are.
 _NOT_KEYWORDS = {
+    "margin",
     *("list_presets", "model", "model_flag", "form", "verbose", "quiet", "devices", "dry_run"),
     *("llama_cpp_block", "further_models", "export_llama_cpp", "export_nats"),
 }

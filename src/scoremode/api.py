@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from scoremode.results import gates as limits
     from scoremode.results.record.definition import Record
     from scoremode.results.record.section import Metric
+    from scoremode.results.statistics.verdict import Verdict
     from scoremode.runs.models import InMemory
 
 __all__ = [
@@ -119,6 +120,20 @@ class Run:
         import pyarrow as pa
 
         return pa.table(self.scores)
+
+    def verdicts(self, margin: float | str | None = None) -> "list[Verdict]":
+        """What the run shows beside its base: KLD, PPL ratio and acceptance, or all tasks together;
+        nothing of a run without a base.
+
+        Each has a `kind` (`worse`, `better`, `equivalent`, `undecided`), the `margin`, by how much at
+        least (`by`), what this text would find (`detectable`), and how many targets would decide
+        (`needed`); `words()` says it. `margin`: 0.01 is 1 % of the perplexity, or 0.01 nats; None for
+        each metric's own. Raises UsageError for what is no margin.
+        """
+        from scoremode.results.statistics.verdict import record_verdicts
+
+        asked = Compare.of(runs=[self.folder], margin=margin).margin
+        return record_verdicts(self.record.document, asked)
 
     @Keywords(Gates)
     def require(self, **gates: Any) -> None:

@@ -92,8 +92,8 @@ def test_the_number_comes_first_and_details_where_asked(run):
     verdict, short = short.split("\n\n")
     rows = short.splitlines()
     assert re.fullmatch(
-        r"one: KLD [\d.]+ nats \[\S+, \S+\], same top-1 [\d.]+% \[\S+, \S+\], "
-        r"PPL / base ×[\d.]+ \[\S+, \S+\], against base",
+        r"one: worse than base by at least [\d.]+ nats \(KLD [\d.]+ nats \[\S+, \S+\]\); "
+        r"(better|worse) by at least [\d.]+% \(PPL / base ×[\d.]+ \[\S+, \S+\]\)",
         verdict,
     )
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
@@ -160,6 +160,15 @@ def test_few_blocks_have_no_verdict(tmp_path):
     assert line(text, "no interval").endswith(why)
     # Once, and not again for every metric or below either breakdown.
     assert text.count(why) == 1
+    first = text.splitlines()[0]
+    assert first.endswith("against base; not decidable with this text, too short for an interval")
+
+
+def test_the_first_line_is_the_verdict_within_the_margin(run):
+    folder, record = run
+    text = document_text(kld_document(read_document(record), folder, margin=0.9))
+    assert text.startswith("one: equivalent to base within 0.9 nats (KLD ")
+    assert "; equivalent within ±90% (PPL / base " in text.splitlines()[0]
 
 
 def test_groups_without_an_interval_have_their_reasons_together(tmp_path):

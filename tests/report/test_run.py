@@ -29,6 +29,7 @@ from scoremode.report.run import (
 )
 from scoremode.report.terminal import document_text, table_text
 from scoremode.results.comparison.ranking import ranking
+from scoremode.results.statistics.verdict import record_verdicts
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.definition import read_document
 from scoremode.results.statistics.divergence import worst_tokens
@@ -145,6 +146,10 @@ def test_against_a_base_it_has_flips_and_mcnemar(runs):
     said = document_text(document).splitlines()[0]
     change = paired.record.document["tasks"]["groups"]["both"]["pairs"]["acc,none"]["difference"]
     assert f" ({change['value']:+.4f}), " in said and "istinguishable from the base" in said
+    # Of all tasks together first.
+    (verdict,) = record_verdicts(paired.record.document)
+    words = verdict.words("model", "question").replace("this text", "these questions")
+    assert f": {words} of all tasks together; both acc " in said
     lines = table_csv(document.data).splitlines()
     assert lines[0].endswith(
         "base,change,change_ci95_low,change_ci95_high,lost,gained,mcnemar_p,kld"

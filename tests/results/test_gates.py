@@ -50,6 +50,23 @@ def test_without_an_interval_there_is_nothing_to_meet():
     assert gate.met
 
 
+def test_a_gate_whose_limit_lies_in_the_interval_is_judged_by_chance():
+    """However it is judged: another text of this length may say otherwise."""
+    (passed,), (missed,) = (
+        Gates(max_kld=0.06).judge(compared()),
+        Gates(max_kld=0.045).judge(compared()),
+    )
+    assert (passed.met, missed.met) == (True, False)
+    for gate, limit in ((passed, "0.06"), (missed, "0.045")):
+        assert "; not decidable with this text: about " in str(gate)
+        assert str(gate).endswith(f" targets would tell it from {limit}")
+        assert "chance" not in gate.to_json()
+    (sure,) = Gates(max_kld=0.08).judge(compared())
+    assert sure.chance is None and str(sure).endswith("the mean KLD is 0.05")
+    (share,) = Gates(min_top1=0.9).judge(compared())
+    assert share.chance is not None and "measured" in share.chance
+
+
 def test_a_limit_is_said_as_it_was_typed_and_recorded_as_a_number():
     (gate,) = Gates(min_top1=0.999, typed={"min_top1": "99.90%"}).judge(compared())
     assert str(gate).startswith("gate not met: --min-top1 99.90%: the share of same top-1 is 0.9")

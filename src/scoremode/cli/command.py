@@ -300,12 +300,17 @@ def print_result(
 def print_run(
     spec: Table, session: Session, record: Mapping[str, Any], folder: Path, *, worst: bool = False
 ) -> None:
-    """Prints a run's record with --json, else, but with --quiet, its table."""
+    """Prints a run's record and its verdicts with --json, else, but with --quiet, its table."""
     from scoremode.report.run import finished_document
     from scoremode.results.record.definition import read_document
+    from scoremode.results.statistics.verdict import record_verdicts
 
-    def document(value: dict[str, Any]) -> "Document":
-        record = read_document(value)
-        return finished_document(record, folder, verbose=spec.verbose, worst=worst)
+    margin: float | None = getattr(spec, "margin", None)
 
-    print_result(session, record, document, spec.form, quiet=spec.quiet)
+    def document(_: Any) -> "Document":
+        done = read_document(dict(record))
+        return finished_document(done, folder, verbose=spec.verbose, worst=worst, margin=margin)
+
+    found = [verdict.to_json() for verdict in record_verdicts(record, margin)]
+    value = {**record, "verdicts": found} if found else record
+    print_result(session, value, document, spec.form, quiet=spec.quiet)

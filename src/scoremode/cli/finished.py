@@ -48,7 +48,7 @@ class _Run(Flags):
     )
 
 
-class Show(_Run, Table, Gates, Command):
+class Show(_Run, Margin, Table, Gates, Command):
     called = "show"
     summary = "print a finished run's table"
     about = (
@@ -142,7 +142,7 @@ def _token_table(session: Session, found: "FinishedRun") -> "TokenTable | None":
         return None
 
 
-class Compare(Runs, Margin, Command):
+class Compare(Runs, Command):
     called = "compare"
     summary = "rank finished runs and test them against each other"
     about = (
@@ -158,6 +158,7 @@ class Compare(Runs, Margin, Command):
         "rank by this metric (default: KLD if all have one against the same reference)",
         choices=("kld", "ppl"),
     )
+    margin: Flag[float | str | None, float | None] = Margin.margin
     groups = Switch(
         "rank the runs within each group; as CSV, one line per run and group", switch=True
     )
@@ -208,7 +209,7 @@ class _Shards(Flags):
     )
 
 
-class Merge(_Shards, Label, Table, Gates, Command):
+class Merge(_Shards, Label, Margin, Table, Gates, Command):
     called = "merge"
     usage = "scoremode merge RUN … -o DIR [flags]"
     summary = "combine the shards of --shard i/N into one run"

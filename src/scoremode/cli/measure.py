@@ -25,6 +25,7 @@ from scoremode.cli.text import corpus_of, protocol_of, row_seed
 from scoremode.errors import UsageError
 from scoremode.spec.flag import Flag, Flags, Group, PathName, Switch
 from scoremode.spec.run import (
+    COMPARISON,
     OUTPUT,
     Against,
     Comparison,
@@ -35,6 +36,7 @@ from scoremode.spec.run import (
     Kept,
     Label,
     Labels,
+    Margin,
     Model,
     Named,
     Output,
@@ -90,6 +92,7 @@ class _Several(
 
 class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement):
     called = "kld"
+    margin = Margin.margin.but(group=COMPARISON)
     label: Labels = Labels(  # pyright: ignore[reportIncompatibleVariableOverride]  of several
         f"{Label.label.help}; with several models, once for each, in their order",
         "TEXT",
@@ -183,7 +186,9 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
         if self.dry_run:
             return print_foreseen(request, session, self.form, quiet=self.quiet)
         outcome = swept(request, session, quiet=self.quiet)
-        return print_outcome(outcome, pair.gates, session, self.form, quiet=self.quiet)
+        return print_outcome(
+            outcome, pair.gates, session, self.form, quiet=self.quiet, margin=self.margin
+        )
 
 
 def _print_block(result: "Result", form: str, *, apart: bool) -> None:

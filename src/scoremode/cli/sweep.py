@@ -415,10 +415,16 @@ def _numbers(record: "Done") -> str:
 
 
 def print_outcome(
-    outcome: "Outcome", gates: "Gates | None", session: Session, form: str, *, quiet: bool
+    outcome: "Outcome",
+    gates: "Gates | None",
+    session: Session,
+    form: str,
+    *,
+    quiet: bool,
+    margin: float | None = None,
 ) -> int:
     """Prints the ranking of each text and protocol, in the form that was asked for; returns the exit
-    code: 1 where an entry failed, 4 where one missed a gate."""
+    code: 1 where an entry failed, 4 where one missed a gate. `margin`: of the verdicts."""
     from scoremode.results.comparison.ranking import ranking
 
     found: list[dict[str, Any] | None] = []
@@ -435,7 +441,7 @@ def print_outcome(
             if entry["pair"] == pair and result is not None
         }
         try:
-            found.append(ranking([*folders.values()]) if folders else None)
+            found.append(ranking([*folders.values()], margin=margin) if folders else None)
         except ScoremodeError as error:
             failed += 1
             found.append(None)

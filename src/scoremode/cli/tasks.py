@@ -22,7 +22,7 @@ from scoremode.spec.flag import (
     Quantity,
     Switch,
 )
-from scoremode.spec.run import Against, Comparison, Label, Model, Named, Output, Table
+from scoremode.spec.run import Against, Comparison, Label, Margin, Model, Named, Output, Table
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
 
@@ -89,7 +89,9 @@ class _Base(Flags, group=Group("comparison")):
     reference_revision: Name = Comparison.reference_revision
 
 
-class Tasks(Named, _Asked, _Base, Model, _Prompts, Output, Label, Table, Devices, Engine, Command):
+class Tasks(
+    Named, _Asked, _Base, Margin, Model, _Prompts, Output, Label, Table, Devices, Engine, Command
+):
     called = "tasks"
     usage = "scoremode tasks MODEL --tasks NAME[,NAME] [flags]"
     summary = "run tasks of lm-evaluation-harness"

@@ -184,7 +184,8 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _gates(judged: Sequence[tuple[str, Gate]]) -> Table:
     rows = []
     for label, gate in judged:
-        said = "met" if gate.met else f"MISSED: {gate.note}" if gate.note else "MISSED"
+        said, why = "met" if gate.met else "MISSED", gate.note or gate.chance
+        said += f": {why}" if why else ""
         rows.append((label, gate.flag, gate.on, gate.value, gate.ci95, said))
     return Table(_GATE_COLUMNS, tuple(rows))
 

@@ -41,6 +41,7 @@ from scoremode.report.facts import (
 )
 from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
+from scoremode.results.gates import by_chance
 from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
@@ -54,6 +55,7 @@ from scoremode.results.record.outcome import (
 from scoremode.results.record.section import Metric
 from scoremode.results.record.text import Task, TaskGroup, Tasks
 from scoremode.results.statistics.bootstrap import verdict
+from scoremode.results.statistics.verdict import record_verdicts
 
 Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
@@ -94,17 +96,22 @@ _PAIRED_COLUMNS = (
 
 
 def finished_document(
-    record: Record, folder: Path, *, verbose: bool = False, worst: bool = False
+    record: Record,
+    folder: Path,
+    *,
+    verbose: bool = False,
+    worst: bool = False,
+    margin: float | None = None,
 ) -> Document:
-    """The table of the run or shard in `folder`; with `worst` its worst targets also without
-    `verbose`."""
+    """The table of the run or shard in `folder`; with `worst` its worst targets also without `verbose`;
+    `margin`: of the verdict, None for each metric's own."""
     if isinstance(record, ShardDone):
         return shard_document(record, folder, verbose=verbose)
     assert isinstance(record, Done)
     if record.tasks:
-        return tasks_document(record, record.tasks, folder, verbose=verbose)
+        return tasks_document(record, record.tasks, folder, verbose=verbose, margin=margin)
     if "kld" in record.metrics:
-        found = kld_document(record, folder, verbose=verbose)
+        found = kld_document(record, folder, verbose=verbose, margin=margin)
         if worst and not verbose:
             return replace(found, parts=(*found.parts, worst_facts(record.worst or ())))
         return found
@@ -162,7 +169,7 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
     ]
     groups = [*group_parts(record, "label"), *group_parts(record, "depth")]
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
-    verdict = _verdict(record, ("ppl",), f" on {text_name(record.corpus)}")
+    verdict = _verdict(record, f"{metric_words('ppl', ppl)} on {text_name(record.corpus)}")
     if not verbose:
         return Document((shown, *groups), run_data(record, folder), verdict)
     details = [*measured_rows(record), *ran_rows(record)]
@@ -175,10 +182,9 @@ def run_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
     return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder), verdict)
 
 
-def _verdict(record: Done, names: Sequence[str], end: str) -> Verdict:
-    """The metrics of these `names` in a line, and which gates they met."""
-    said = ", ".join(metric_words(name, record.metrics[name]) for name in names)
-    text = f"{label_of(record)}: {said}{end}"
+def _verdict(record: Done, said: str) -> Verdict:
+    """What is said of the model in a line, and which gates were met."""
+    text = f"{label_of(record)}: {said}"
     if not (gates := record.gates):
         return Verdict(text)
     missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
@@ -204,7 +210,12 @@ def reference_document(record: Done, folder: Path, *, verbose: bool = False) -> 
 
 
 def tasks_document(
-    record: Done, section: Tasks, folder: Path, *, verbose: bool = False
+    record: Done,
+    section: Tasks,
+    folder: Path,
+    *,
+    verbose: bool = False,
+    margin: float | None = None,
 ) -> Document:
     """The metrics of a run's tasks and groups; against a base those of both, and what became of their
     answers, question by question."""
@@ -229,11 +240,12 @@ def tasks_document(
     parts: list[Any] = [table.filled(), Facts(tuple(facts))]
     if verbose:
         parts.append(Facts((*measured_rows(record), *ran_rows(record))))
-    return Document(tuple(parts), table, _answered(record, rows, has_base=has_base))
+    return Document(tuple(parts), table, _answered(record, rows, margin))
 
 
-def _answered(record: Done, rows: Sequence[tuple[Any, ...]], *, has_base: bool) -> Verdict:
-    """The first metric of each group and task; against a base, which metrics differ beyond chance."""
+def _answered(record: Done, rows: Sequence[tuple[Any, ...]], margin: float | None) -> Verdict:
+    """The verdict on all tasks together, and the first metric of each group and task; against a base,
+    which metrics differ beyond chance."""
     firsts = {name: row for name, *row in reversed(rows)}
     names = list(dict.fromkeys(row[0] for row in rows))
     said = []
@@ -243,17 +255,20 @@ def _answered(record: Done, rows: Sequence[tuple[Any, ...]], *, has_base: bool) 
         said.append(f"{name} {metric} {value:.4f}{told}")
     if len(names) > _SAID:
         said.append(f"and {len(names) - _SAID} more")
-    text = f"{label_of(record)}: {', '.join(said)}"
-    if not has_base:
-        return Verdict(text)
+    text = f"{label_of(record)}: "
+    if not record.reference:
+        return Verdict(text + ", ".join(said))
+    for one in record_verdicts(record.document, margin):
+        words = one.words(base_of(record.reference).name, "question")
+        text += f"{words.replace('this text', 'these questions')} of all tasks together; "
+    text += ", ".join(said)
     intervals = [(f"{row[0]} {row[2]}", row[7]) for row in rows if row[7] is not None]
     changed = [what for what, (low, high) in intervals if low > 0 or high < 0]
-    text += f", against {base_of(record.reference).name}" if record.reference else ""
     if changed:
         more = f" and {len(changed) - _SAID} more" if len(changed) > _SAID else ""
-        text += f"; distinguishable from the base: {', '.join(changed[:_SAID])}{more}"
+        text += f"; alone distinguishable from the base: {', '.join(changed[:_SAID])}{more}"
     elif intervals:
-        text += "; no metric is distinguishable from the base's on these questions"
+        text += "; no metric alone is distinguishable from the base's on these questions"
     return Verdict(text)
 
 
@@ -319,7 +334,9 @@ def _metric_rows(name: str, questions: int, part: Task | TaskGroup) -> Iterator[
         )
 
 
-def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Document:
+def kld_document(
+    record: Done, folder: Path, *, verbose: bool = False, margin: float | None = None
+) -> Document:
     """The result; `verbose`: behind it details, breakdowns, and the tokens that differ most."""
     metrics = record.metrics
     first = [
@@ -340,9 +357,22 @@ def kld_document(record: Done, folder: Path, *, verbose: bool = False) -> Docume
         parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
         if record.worst:
             parts.append(worst_facts(record.worst))
-    against = f", against {base_of(record.reference).name}" if record.reference else ""
-    verdict = _verdict(record, ("kld", "top1", "ppl_ratio"), against)
+    verdict = _verdict(record, _beside_base(record, margin))
     return Document(tuple(parts), run_data(record, folder), verdict)
+
+
+def _beside_base(record: Done, margin: float | None) -> str:
+    """What KLD and perplexity show of the model beside its base, each with its numbers."""
+    base = base_of(record.reference).name if record.reference else "the base"
+    found = {one.metric: one for one in record_verdicts(record.document, margin)}
+    numbers = {key: metric_words(key, record.metrics[key]) for key in ("kld", "ppl_ratio")}
+    if all(found[key].ci95 is None for key in numbers):
+        # Why there is none stands in a row of its own.
+        said = "not decidable with this text, too short for an interval"
+        return f"{', '.join(numbers.values())}, against {base}; {said}"
+    bases = {"kld": base}
+    said = [f"{found[k].words(bases.get(k, ''))} ({words})" for k, words in numbers.items()]
+    return "; ".join(said)
 
 
 def _divergence(record: Done) -> Rows:
@@ -488,6 +518,11 @@ def _gate(gate: Gate, record: Done) -> str:
         end = "lower" if gate.name.startswith("min") else "upper"
         bound = gate.bound
         words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate.note})"
+    # A terminal's color is by how the line ends.
+    metric = record.metrics.get(gate.name.partition("_")[2])
+    if metric is not None and gate.name != "max_kld_p99":
+        chance = by_chance(gate.name, gate.limit, metric)
+        words += f" ({chance})" if chance else ""
     words = f"{words}: {'met' if gate.met else 'NOT MET'}"
     if gate.on == "value" and (n := _bare(record)):
         words += f", by a value without an interval ({counted(n, 'target')})"

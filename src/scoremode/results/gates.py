@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from scoremode.errors import UsageError
 from scoremode.results.record.section import Metric, Section
+from scoremode.results.statistics.verdict import limit_verdict
 
 if TYPE_CHECKING:
     from scoremode.results.record.definition import Done
@@ -36,7 +37,7 @@ class Gate:
       (for a least share the lower one), with `bound` that number, None where there is no interval.
     - `met`: whether the limit holds; never where there is nothing to judge, and `note` says why.
     - `ci95`: the metric's interval, None where there is none; `typed`: the limit as the user wrote it,
-      None where nobody did. Neither is a part of a record.
+      None where nobody did; `chance`: `by_chance`. None of these is a part of a record.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Gate:
     note: str | None = None
     ci95: tuple[float, float] | None = None
     typed: str | None = None
+    chance: str | None = None
 
     @property
     def flag(self) -> str:
@@ -56,7 +58,11 @@ class Gate:
         return f"--{self.name.replace('_', '-')} {self.typed or format(self.limit, 'g')}"
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key not in ("ci95", "typed")}
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("ci95", "chance", "typed")
+        }
 
     def __str__(self) -> str:
         word = "met" if self.met else "not met"
@@ -66,7 +72,20 @@ class Gate:
         elif self.on == "upper":
             end = "lower" if self.name.startswith("min") else "upper"
             found += f", its {end} bound {self.bound:.6g}"
+        if self.chance is not None:
+            found += f"; {self.chance}"
         return f"gate {word}: {self.flag}: {found}"
+
+
+def by_chance(name: str, limit: float, found: Metric) -> str | None:
+    """Words on a gate that another text of this length may judge otherwise, since its metric's interval
+    holds the limit. None where it doesn't, and where there is no interval."""
+    if found.ci95 is None:
+        return None
+    verdict = limit_verdict(name.partition("_")[2], found, limit)
+    if verdict.kind != "undecided":
+        return None
+    return f"not decidable with this text: {verdict.more(what=f'it from {limit:g}')}"
 
 
 class Compared(Section, frozen=True, kw_only=True):
@@ -141,5 +160,5 @@ class Gates:
             bound = None if metric.ci95 is None else metric.ci95[0 if least else 1]
             note = metric.note if bound is None else None
         met = bound is not None and (bound >= limit if least else bound <= limit)
-        typed = self.typed.get(name)
-        return Gate(name, words, limit, value, self.on, bound, met, note, metric.ci95, typed)
+        more = metric.ci95, self.typed.get(name), by_chance(name, limit, metric)
+        return Gate(name, words, limit, value, self.on, bound, met, note, *more)

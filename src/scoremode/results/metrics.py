@@ -326,6 +326,8 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".2%",
         better="higher",
         column=lambda scores, against: 1 - against.tv,
+        # A model is called distribution-lossless from 0.99 on (arXiv 2605.02404).
+        margin=0.01,
         importance=6,
         hub=("acceptance", "Expected acceptance of its drafts by the base (share)"),
         places=(

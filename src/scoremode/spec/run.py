@@ -19,6 +19,7 @@ from scoremode.spec.values import (
 )
 
 __all__ = [
+    "COMPARISON",
     "OUTPUT",
     "Against",
     "Comparison",
@@ -202,7 +203,8 @@ class Table(Flags, part="output", group=OUTPUT):
 class Margin(Flags, part="output"):
     """`--margin`, of commands that say how runs stand beside their base."""
 
-    margin: Flag[float | str | None, float | None] = Flag(
+    # Of a command line alone: a program gives it where it asks for verdicts.
+    margin = Flag[float | str | None, float | None](
         "call runs equivalent within M: a share of the perplexity, as many nats of KLD, or a share of "
         "tasks' answers (default: 0.01, or 1%%)",
         "M",

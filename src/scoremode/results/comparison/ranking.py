@@ -23,7 +23,7 @@ from scoremode.results.comparison.comparable import (
 )
 from scoremode.results.folders.finished import FinishedRun, open_run
 from scoremode.results.labels import base_of, labels_of, labels_of_runs, model_of
-from scoremode.results.metrics import MetricSpec, shown
+from scoremode.results.metrics import METRICS, MetricSpec, shown
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import Record
 from scoremode.results.record.model import Reference
@@ -311,7 +311,8 @@ def _verdicts(
     line: Mapping[str, Any], run: FinishedRun, blocks: Blocks, margin: float | None
 ) -> list[dict[str, Any]]:
     """The verdicts on a run beside the base, by the intervals that its line has."""
-    metrics = {k: decode(line[k], Metric) for k in ("kld", "ppl_ratio") if line[k] is not None}
+    judged = [spec.key for spec in METRICS if spec.margin is not None]
+    metrics = {key: decode(line[key], Metric) for key in judged if line[key] is not None}
     clusters = blocks.filled if blocks.length == WHOLE else None
     found = verdicts(metrics, margin, floor=_floor(run), clusters=clusters)
     return [verdict.to_json() for verdict in found]

@@ -90,14 +90,15 @@ class Verdict:
             return f"{self.kind}{than} by at least {self._amount(self.by)}"
         return f"not decidable with this text: {self.more(of)}"
 
-    def more(self, of: str = "target") -> str:
-        """How much text would decide what is `undecided`, or why none does."""
+    def more(self, of: str = "target", what: str = "") -> str:
+        """How much text would decide what is `undecided`, or why none does; `what`: it would tell, the
+        margin by default."""
         if self.needed is None:
             return str(self.note)
         # Two digits: nobody knows more of it.
         digit = 10 ** max(0, len(str(self.needed)) - 2)
         about = math.ceil(self.needed / digit) * digit
-        return f"about {about:,} {of}s would tell {self._margin}"
+        return f"about {about:,} {of}s would tell {what or self._margin}"
 
     @property
     def _margin(self) -> str:
