@@ -29,10 +29,10 @@ from scoremode.report.run import (
 )
 from scoremode.report.terminal import document_text, table_text
 from scoremode.results.comparison.ranking import ranking
-from scoremode.results.statistics.verdict import record_verdicts
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.definition import read_document
 from scoremode.results.statistics.divergence import worst_tokens
+from scoremode.results.statistics.verdict import record_verdicts
 
 SCORES = made(**overlapping(1000, CONTEXT, 64), noise=0.3)
 
