@@ -111,6 +111,18 @@ def tail(one: dict[str, Any]) -> dict[str, Any]:
     return found | {"error": 0.01, "below": 12}
 
 
+def survival(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens = [float(n) for n in np.unique(np.geomspace(1, 511, 60).astype(int))]
+    made = chart("survival", "How long samples stay the same", runs, ["all"], "log")
+    curves = [
+        series(one, tokens, [one["acceptance"]["value"] ** n for n in tokens]) for one in runs
+    ]
+    for one in curves:
+        one["lower"] = one["upper"] = [None] * len(tokens)
+    y = {**axis("share still the same", "", "linear"), "least": 0.0, "most": 1.0}
+    return made | {"x": axis("tokens", "", "log"), "y": y, "bins": None, "series": curves}
+
+
 def matrix(runs: list[dict[str, Any]]) -> dict[str, Any]:
     pairs = []
     for a, b in itertools.combinations(runs, 2):
@@ -172,6 +184,7 @@ def section(number: int, count: int, names: list[str], token: str) -> dict[str, 
         "charts": [
             chart("confidence", "By confidence", runs, [f"{i}" for i in range(10)], "linear"),
             chart("position", "By position in the window", runs, [f"{i}" for i in range(8)], "log"),
+            survival(runs),
             chart("group:token_class", "By kind of token", runs, list(KINDS), "category"),
         ],
         "matrices": [matrix(runs)], "worst": worst(runs, token), "tasks": {},

@@ -4,17 +4,22 @@ import json
 
 import numpy as np
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.errors import RunFolderError
 from scoremode.report.document import rate
-from scoremode.report.page.chart_data import attributions, recipe_curves
+from scoremode.report.page.chart_data import attributions, recipe_curves, survival_curves
 from scoremode.report.page.data import report_data
 from scoremode.report.page.figures import figures, identities
 from scoremode.report.page.tables import groups_table
 from scoremode.results.attribution import SCHEMA, SCHEMA_VERSION
+from scoremode.results.folders.finished import open_whole
 from scoremode.results.folders.store import read_record, seal_of
+from scoremode.results.record.checks import checked_record
+from scoremode.results.record.outcome import GreedySurvival, SampledSurvival, Survival
 
 
 def chart(made_report, id_: str):
@@ -110,6 +115,38 @@ def test_groups_of_the_text_have_a_table_a_metric_and_turns_a_line(tmp_path):
     assert [cell.text for cell in row.cells[2:]] == rates
     assert not any(cell.attributes["class"] for cell in row.cells[2:])
     assert "group:turn" in {f.name for f in figures(section, {})}
+
+
+def test_survival_is_the_records_curve_on_an_axis_from_0_to_1(made_report):
+    record = open_whole(made_report.folders["d"])[0].record
+    assert record.survival
+    found, curve = chart(made_report, "survival"), record.survival.sampled
+    one = series(made_report, "survival", "d")
+    assert one["x"] == curve.tokens and one["y"] == pytest.approx(curve.whole, rel=1e-6)
+    assert found["title"] == "How long samples would stay the same"
+    assert [s["run"] for s in found["series"]] == [t["run"] for t in made_report.section["tail"]]
+    (figure,) = [f for f in figures(made_report.section, {}) if f.name == "survival"]
+    y = figure.choices[""]["layer"][0]["encoding"]["y"]["scale"]
+    assert (y["type"], y["domain"]) == ("linear", [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "shares"),
+    [
+        ({}, "How long greedy replies stay the same", [0.5, 0.0]),
+        ({"greedy": UNSET}, "How long samples stay the same", [0.9, 0.8]),
+    ],
+)
+def test_survival_on_text_that_the_base_wrote(made_report, changes, title, shares):
+    record = checked_record(made_report.folders["d"])
+    ends = {"half_life": None, "ci95": None, "note": None, "longest": 2, "tokens": [1, 2]}
+    greedy = GreedySurvival(**ends, whole=[0.5, 0.0], parted=3, stopped=0, unlike=0, identical=None)
+    sampled = SampledSurvival(**ends, whole=[0.9, 0.8], by_base=True)
+    survival = Survival(units="replies", n=3, sampled=sampled, greedy=greedy)
+    record = replace(record, survival=replace(survival, **changes))
+    (found,) = survival_curves({"r0": record, "r1": replace(record, survival=UNSET)})
+    assert (found["title"], found["series"][0]["y"]) == (title, shares)
+    assert [s["run"] for s in found["series"]] == ["r0"]
 
 
 def metric(value):

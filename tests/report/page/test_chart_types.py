@@ -53,6 +53,7 @@ def test_every_run_is_a_mark_in_every_chart(capfd):
         "tail",
         "confidence",
         "position",
+        "survival",
     ]
     for name, svg in charts.items():
         assert "NaN" not in svg and "Infinity" not in svg, name

@@ -167,7 +167,7 @@ def test_each_place_of_a_chart_has_its_specs(six):
     part = section_part(report_data(6)["sections"][0])
     for name, specs in part.charts.items():
         assert f'data-chart="{name}"' in six and specs
-    assert six.count('class="chart"') == len(part.charts) == 7
+    assert six.count('class="chart"') == len(part.charts) == 8
     assert "<h2" not in six and six.count(escape(part.finding)) == 1
 
 

@@ -175,7 +175,7 @@ def test_a_plot_says_of_what_it_is_wherever_it_is_shown(tmp_path):
 
 def test_each_chart_is_there_as_svg_and_png_and_as_svg_for_dark_pages(tmp_path):
     files = write_plots(report_data(9), tmp_path / "new" / "plots")
-    assert sorted(files) == sorted((tmp_path / "new" / "plots").iterdir()) and len(files) == 39
+    assert sorted(files) == sorted((tmp_path / "new" / "plots").iterdir()) and len(files) == 42
     for file in files:
         if file.suffix == ".svg":
             root = ElementTree.parse(file).getroot()

@@ -75,6 +75,23 @@ _LABELS = {
     "label": "group",
     "turn": "place in the assistant's turn, from 1",
 }
+_SURVIVAL = {
+    "greedy": (
+        "How long greedy replies stay the same",
+        "The base wrote this text greedily. After so many tokens, the share of its replies that the "
+        "model, too, would have written token for token.",
+    ),
+    "by_base": (
+        "How long samples stay the same",
+        "The base sampled this text. After so many tokens, the share of its samples that the model "
+        "draws as well, where both are drawn as alike as can be.",
+    ),
+    "sampled": (
+        "How long samples would stay the same",
+        "After so many tokens of this text, the share of samples that agree, if model and base are "
+        "drawn as alike as can be. Neither wrote the text: where they do, it may be another.",
+    ),
+}
 # Attributions of one run, the finest first: of several the first one is shown.
 _BY = ("module", "layer", "kind")
 _REST = "all of it"
@@ -320,6 +337,46 @@ def _metric_axis(metric: MetricSpec, own: Shown) -> Axis:
 
 # Of a grouping that users name each metric is a table of its own.
 _AXES = {metric.key: _metric_axis(metric, own) for metric, own in shown("page groups")}
+
+
+def survival_curves(records: Mapping[str, Record]) -> list[Chart]:
+    """The curve of each run (id → its record): after how many tokens which share is the same, all in
+    one chart; none without."""
+    # Of one text and one base: all of them are of one kind, the last one's.
+    series: list[Series] = []
+    kind = "sampled"
+    for run, record in records.items():
+        if not (found := record.survival):
+            continue
+        kind = "greedy" if found.greedy else "by_base" if found.sampled.by_base else "sampled"
+        curve = found.greedy or found.sampled
+        nothing: list[float | None] = [None] * len(curve.tokens)
+        series.append(
+            {
+                "run": run,
+                "x": [float(n) for n in curve.tokens],
+                "y": [drawn(share) for share in curve.whole],
+                "lower": nothing,
+                "upper": nothing,
+                "n": [record.plan.scored] * len(curve.tokens),
+            }
+        )
+    if not series:
+        return []
+    title, words = _SURVIVAL[kind]
+    whole: Axis = {**_axis("share still the same", "", least=0.0), "most": 1.0}
+    return [
+        {
+            "id": "survival",
+            "title": title,
+            "words": words,
+            "kind": "line",
+            "x": _axis("tokens", "", "log"),
+            "y": whole,
+            "bins": None,
+            "series": series,
+        }
+    ]
 
 
 class _Point(Section, frozen=True, kw_only=True):

@@ -179,7 +179,9 @@ def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
         {"mark": hover, "encoding": {"x": x, "y": y, "detail": run, "tooltip": tooltip}},
     ]
     flat = {"flatten": ["x", "y", "lower", "upper", "n"]}
-    drawable = {"filter": "isValid(datum.y) && datum.y > 0"}
+    # A logarithmic axis has no 0.
+    above = " && datum.y > 0" if y["scale"]["type"] == "log" else ""
+    drawable = {"filter": f"isValid(datum.y){above}"}
     return _chart(layers, data, height=290) | {"transform": [flat, drawable, told]}
 
 
@@ -240,6 +242,8 @@ def quantity(field: str, title: str, axis: "Scale") -> Spec:
     scale: Spec = {"type": axis.kind, "nice": False, "padding": Y_PADDING}
     if axis.kind == "linear":
         scale["zero"] = False
+        if axis.low is not None and axis.high is not None:
+            scale["domain"] = [axis.low, axis.high]
     if axis.kind == "symlog":
         scale["constant"] = SYMLOG
     form = "~g" if axis.kind == "log" else ",~r"
@@ -276,9 +280,9 @@ class Scale:
     high: float | None
 
 
-def linear() -> Scale:
-    """A linear scale with ticks where Vega puts them."""
-    return Scale("linear", (), None, None)
+def linear(low: float | None = None, high: float | None = None) -> Scale:
+    """A linear scale with ticks where Vega puts them; from `low` to `high` where both are given."""
+    return Scale("linear", (), low, high)
 
 
 def logarithmic(values: Iterable[float | None]) -> Scale:

@@ -9,7 +9,13 @@ from msgspec import UNSET, structs
 from scoremode import __version__
 from scoremode.errors import UsageError
 from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_name, text_words
-from scoremode.report.page.chart_data import attributions, charts, recipe_curves, tails
+from scoremode.report.page.chart_data import (
+    attributions,
+    charts,
+    recipe_curves,
+    survival_curves,
+    tails,
+)
 from scoremode.report.page.comparison import (
     Cut,
     cut,
@@ -205,7 +211,11 @@ def _section(
         "runs": runs,
         "frontiers": frontiers(runs, base, tests),
         "tail": tails(against),
-        "charts": [*charts(against, records), *recipe_curves(folders)],
+        "charts": [
+            *charts(against, records),
+            *survival_curves({id_: records[id_] for id_ in against}),
+            *recipe_curves(folders),
+        ],
         "matrices": tests,
         "worst": side_by_side(places, against, records, texts),
         "tasks": {id_: record.document["tasks"] for id_, record in records.items() if record.tasks},

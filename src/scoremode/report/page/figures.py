@@ -171,7 +171,10 @@ def _curves(chart: Chart) -> Figure:
 
 
 def _vertical(axis: Axis, values: list[float | None]) -> Scale:
-    """Logarithmic also where runs are so far apart that a linear axis would lay most of them on 0."""
+    """Logarithmic also where runs are so far apart that a linear axis would lay most of them on 0;
+    never where the range is fixed."""
+    if axis["most"] is not None:
+        return linear(axis["least"], axis["most"])
     known = [value for value in values if value is not None and value > 0]
     apart = bool(known) and max(known) > 10 * min(known)
     return logarithmic(values) if axis["scale"] == "log" or apart else linear()
