@@ -106,7 +106,7 @@ def _add_apart(
         x = load(base_line, whole, entries, pack, True)
         y = load(model_line, whole, entries, pack, True)
         sums += _apart(x, y, p_peak, p_factor, q_peak, q_factor)
-    here = 0.5 * tl.sum(sums.to(tl.float64), 0)
+    here = tl.sum(sums.to(tl.float64) * 0.5, 0)
     tl.store(tv + row, tl.load(tv + row) + here)
 
 
