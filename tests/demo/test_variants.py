@@ -38,8 +38,9 @@ def test_a_base_of_another_machine_says_how_to_begin_anew(demo, tmp_path, monkey
         list(found)
 
 
-def record(ratio: float, ci95: tuple[float, float] | None) -> Any:
+def record(ratio: float, ci95: tuple[float, float] | None, half_life: int | None = 7) -> Any:
     values = {"ppl": 44.44444, "ppl_ratio": ratio, "kld": 0.0123456, "top1": 0.87654}
+    values["acceptance"] = 0.92345
     made = fields(
         {
             "checkpoint": {"bits_per_weight": {"body": 4.5}},
@@ -50,15 +51,17 @@ def record(ratio: float, ci95: tuple[float, float] | None) -> Any:
         }
     )
     made.distribution = {"kld": {"99": 0.123456}}
+    made.survival = fields({"sampled": {"half_life": half_life, "longest": 255}})
     return made
 
 
 def test_a_variants_line_has_its_size_its_ratio_and_its_distance():
     header, _, one, two = table_text(
-        variants_data({"A": record(1.0234, (1.0212, 1.0256)), "B": record(0.99, None)})
+        variants_data({"A": record(1.0234, (1.0212, 1.0256)), "B": record(0.99, None, None)})
     ).splitlines()
-    assert header.split("  ")[0] == "model" and "95 % of the ratio" in header
+    assert header.split("  ")[0] == "model" and header.split()[-1] == "half-life"
     assert one.split() == [
-        *("A", "4.500", "44.4444", "×1.0234", "[1.0212,", "1.0256]", "0.01235", "0.1235", "87.65%")
+        *("A", "4.500", "44.4444", "×1.0234", "[1.0212,", "1.0256]", "0.01235", "0.1235"),
+        *("87.65%", "92.34%", "7"),
     ]
-    assert two.split()[3:5] == ["×0.9900", "-"]
+    assert two.split()[3:5] == ["×0.9900", "-"] and two.split()[-1] == ">255"

@@ -180,9 +180,12 @@ def _words(records: "Mapping[str, Done]") -> str:
         f"model is the one before quantization. Its perplexity is {ppl.value:.2f},\n"
         f"{interval_text(ppl, '.2f')}, most of which is the text's.\n"
         "KLD is the mean of KL(dense‖model), 0 for the same predictions. It and the\n"
-        "ratios are paired, token by token, so the text cancels. Names without A16\n"
-        "quantize activations too, as their checkpoints declare. The model is tiny and\n"
-        "made sensitive on purpose: the order is real, the sizes are its own."
+        "ratios are paired, token by token, so the text cancels. Acceptance is how\n"
+        "often dense keeps a token that the model sampled, the half-life after how many\n"
+        "tokens of this text samples of both agree in half of all cases, at best.\n"
+        "Names without A16 quantize activations too, as their checkpoints declare. The\n"
+        "model is tiny and made sensitive on purpose: the order is real, the sizes are\n"
+        "its own."
     )
 
 

@@ -8,7 +8,7 @@ from scoremode.demo.quantize import VARIANTS, config_text, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import RunFolderError
 from scoremode.lib.files import MOST_JSON, read_regular
-from scoremode.report.document import LAYER_BITS, Table, interval, measured, number, words
+from scoremode.report.document import LAYER_BITS, Said, Table, interval, measured, number, words
 from scoremode.report.terminal import Terminal, table_parts
 from scoremode.results.folders.store import drop_beginnings
 from scoremode.results.record.definition import Done
@@ -26,10 +26,12 @@ _COLUMNS = (
     number(LAYER_BITS, "bits_per_weight", ".3f", 6),
     measured("PPL", "ppl", ".4f", importance=3),
     measured("PPL / dense", "ppl_ratio", ".4f", "×", importance=8),
-    interval(".4f", "95 % of the ratio", 5),
+    interval(".4f", importance=5),
     measured("KLD (nats)", "kld_nats", ".5f", importance=9),
     number("KLD p99", "kld_p99_nats", ".4f", 4),
     measured("same top-1", "top1_share", ".2%", importance=7),
+    measured("acceptance", "acceptance_share", ".2%", importance=5),
+    number("half-life", "half_life_tokens", "d", 2),
 )
 
 
@@ -107,12 +109,17 @@ def variants_data(records: Mapping[str, Done]) -> Table:
     """Size, perplexity and distance from the dense model, a line a variant."""
     rows = []
     for name, record in records.items():
-        assert record.distribution
+        assert record.distribution and record.survival
         body, metrics = record.checkpoint.bits_per_weight.body, record.metrics
         ratio, p99 = metrics["ppl_ratio"], record.distribution["kld"]["99"]
+        alike = record.survival.sampled
         rows.append(
-            (name, body, metrics["ppl"], ratio, ratio.ci95, metrics["kld"], p99, metrics["top1"])
-        )
+            (
+                name, body, metrics["ppl"], ratio, ratio.ci95, metrics["kld"], p99,
+                metrics["top1"], metrics["acceptance"],
+                alike.half_life or Said(f">{alike.longest}"),
+            )
+        )  # fmt: skip
     return Table(_COLUMNS, tuple(rows))
 
 
@@ -125,6 +132,6 @@ def growing_table(
     ppl, ratio, part = (Metric(value, ends, 1) for value in (99.9999, 1.9999, 1.0))
     longest = max((variant.name for variant in VARIANTS), key=len)
     table = variants_data(records)
-    widest = (longest, 16.0, ppl, ratio, ends, part, 1.0, part)
+    widest = (longest, 16.0, ppl, ratio, ends, part, 1.0, part, part, 1)
     head, rows, below = table_parts(replace(table, rows=(widest, *table.rows)), terminal)
     return head, rows[1:], below
