@@ -90,6 +90,7 @@ def test_without_a_command_the_help_is_printed_by_groups(capsys):
         (["--verson"], 2, "there is no flag '--verson'; did you mean --version?"),
         (["ppl", "m", "--limt", "2"], 2, "arguments: --limt 2; did you mean --limit?"),
         (["ppl", "m", "--ctx", "512"], 2, "--ctx 512; did you mean --context-length?"),
+        (["ppl", "m", "--max-windows", "4"], 2, "--max-windows 4; did you mean --limit?"),
         (["kld", "m", "--n_ctx=512"], 2, "--n-ctx=512; did you mean --context-length?"),
         (
             ["kld", "{model}", "--refrence", "b"],

@@ -221,3 +221,14 @@ def test_other_flags_that_change_nothing(argv, line, demo, tmp_path, capsys, mon
     words = [places.get(word, word) for word in argv]
     assert main([*words, "--device", "cpu", "-o", str(tmp_path / "runs")]) == 2
     assert line in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_a_file_s_name_is_not_scored_as_a_text(demo, tmp_path, monkeypatch, capsys):
+    """Nine letters would be, in the place of a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wiki.raw").write_text("a b c")
+    assert main(["plan", str(demo / "model"), "--text", "wiki.raw"]) == 2
+    assert "--text wiki.raw: is a file: give it with -f wiki.raw" in error_of(
+        capsys.readouterr().err
+    )
+    assert main(["plan", str(demo / "model"), "--text", "wiki raw " * 30]) == 0

@@ -421,6 +421,7 @@ def _measured_by(record: "Done") -> _Given:
     sure = record.thresholds.confident if record.thresholds else 0.9
     given: _Given = {
         "full": True if "jsd" in record.metrics else None,
+        "draft": (record.identity and record.identity.draft) or None,
         "confident": sure if sure != 0.9 else None,
     }
     if isinstance(engine, VllmEngine):

@@ -139,6 +139,7 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
             reference=self.reference,
             reference_revision=base_revision(self.reference, self.reference_revision),
             full=self.full,
+            draft=self.draft,
             noise_floor=self.noise_floor,
             confident=self.confident,
             swaps=swaps_in(self.swap, self.keep_dense, self.reference, self.reference_revision),

@@ -124,12 +124,13 @@ class Extras:
     """Work that is wanted beside a model's own scores.
 
     - `reference`: the base to compare each prediction with; `full`: with all that costs a second
-      pass over the logits.
+      pass over the logits; `draft`: the temperature of drafts whose acceptance is measured.
     - `keeper`: where the final states go, to be a reference.
     """
 
     reference: "Reference | None" = None
     full: bool = False
+    draft: float | None = None
     keeper: "Keeper | None" = None
 
 

@@ -197,6 +197,34 @@ def score_pairs(
     return sums.finish() if theirs is None else theirs.finish(sums.finish())
 
 
+def draft_variation(
+    target: torch.Tensor,
+    vocabulary: int,
+    temperature: float,
+    *,
+    model: Logits,
+    base: Logits,
+    tile: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """The total variation of both models at a temperature, float64 [N]: 1 minus the expected acceptance
+    of drafts that the model samples there, with the base as target. `target` moves none of it."""
+    pair = [_Tempered(logits, temperature) for logits in (base, model)]
+    scores = score_pairs(target, vocabulary, base=pair[0], model=pair[1], tile=tile)
+    assert scores.tv is not None
+    return scores.tv
+
+
+class _Tempered:
+    """The logits of a softmax at a temperature."""
+
+    def __init__(self, logits: Logits, temperature: float):
+        self._logits, self._temperature = logits, temperature
+        self.load = logits.load
+
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._logits(block, out).div_(self._temperature)
+
+
 def held_logits(vocabulary: int, device: torch.device) -> int:
     """Bytes of both models' logits that `score_pairs` holds of a GPU's memory."""
     rows, holds = _held_rows(tile_of(device)[0], vocabulary, tile_of(device), device)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
-from scoremode.head.project import Head, HeadLogits, tile_of
+from scoremode.head.project import Head, HeadLogits, held_logits, tile_of
 from scoremode.lib.files import MOST_TEXT, check_regular, read_regular
 from scoremode.lib.tasks import Task
 from scoremode.reference.base import Span
@@ -190,10 +190,12 @@ class StoredReference:
         return HeadLogits(self._arrived_head(device), states, tile)
 
     def held_bytes(self, device: torch.device) -> int:
-        """Bytes of a GPU's memory that its head takes there, and two spans of two tiles' rows."""
+        """Bytes of a GPU's memory for its head, two spans of two tiles' rows, and the logits that
+        `score_pairs` holds."""
         width = self._states.width
         head = self.vocabulary * width * getattr(torch, self._head.dtype).itemsize
-        return head + 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
+        states = 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
+        return head + states + held_logits(self.vocabulary, device)
 
     def check_files(self) -> None:
         """Reads everything and compares with the hashes in the record, and the record's numbers with

@@ -389,6 +389,10 @@ def _divergence(record: Done) -> Rows:
         ("confident flips", _flips(record)),
         *_survival(record),
     ]
+    if (drafted := metrics.get("acceptance_draft")) and record.identity:
+        place = [name for name, _ in rows].index("acceptance") + 1
+        said = f"{drafted.value:.3%}   {interval_text(drafted, '.3%')}"
+        rows.insert(place, (f"  at temperature {record.identity.draft:g}", said))
     if floor := record.noise_floor:
         rows.insert(2, ("noise floor", _floor(kld.value, floor)))
     return rows

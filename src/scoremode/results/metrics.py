@@ -340,6 +340,15 @@ METRICS: tuple[MetricSpec, ...] = (
         ),
     ),
     MetricSpec(
+        "acceptance_draft",
+        "the same of drafts sampled at the temperature of `--draft`, with the base as its target there",
+        kind="share",
+        heading="acceptance, --draft",
+        form=".2%",
+        better="higher",
+        column=lambda scores, against: None if against.tv_draft is None else 1 - against.tv_draft,
+    ),
+    MetricSpec(
         "tv",
         "mean total variation, ½ Σ |p − q| over the vocabulary",
         kind="share",

@@ -19,7 +19,7 @@ from scoremode.text.plan import Plan
 DTYPES: dict[str, Any] = {
     **dict.fromkeys(("window", "position", "index", "target", "top1", "base_top1"), np.int32),
     **dict.fromkeys(("logprob", "top1_logprob", "base_logprob", "base_top1_logprob"), np.float64),
-    **dict.fromkeys(("kld", "kld_reverse", "tv", "jsd", "kld_llama_cpp"), np.float64),
+    **dict.fromkeys(("kld", "kld_reverse", "tv", "tv_draft", "jsd", "kld_llama_cpp"), np.float64),
     **dict.fromkeys(("base_entropy", "model_entropy"), np.float64),
     "topk_sets": np.int16,
     "topk_order": np.int8,
@@ -40,6 +40,7 @@ class Comparison:
 
     Further, each None unless it was asked for:
 
+    - `tv_draft` float64: the total variation of both at the temperature of `--draft`.
     - `jsd` float64: the Jensen-Shannon divergence, ½KL(p‖m) + ½KL(q‖m) with m = (p + q)/2.
     - `base_entropy`, `model_entropy` float64: −Σ p ln p and −Σ q ln q.
     - `topk_sets` int16: bit k-1 is set where both have the same k likeliest ids, k = 1 … 10.
@@ -53,6 +54,7 @@ class Comparison:
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
     tv: NDArray[np.float64]
+    tv_draft: NDArray[np.float64] | None = None
     jsd: NDArray[np.float64] | None = None
     base_entropy: NDArray[np.float64] | None = None
     model_entropy: NDArray[np.float64] | None = None
@@ -200,13 +202,16 @@ def _check_comparison(scores: Scores, against: Comparison) -> None:
     for name, column in against.columns().items():
         if np.issubdtype(column.dtype, np.floating):
             _refuse(~np.isfinite(column), scores, "is not finite", name, column)
-    for name in ("kld", "kld_reverse", "tv", "jsd"):
+    for name in ("kld", "kld_reverse", "tv", "tv_draft", "jsd"):
         column = getattr(against, name)
         if column is not None:
             # An exact 0 is left by as much as float32 rounds a difference of logits: 6e-5 where two
             # models, sure of the same token, are 1000 apart in its logit. A wrong one is off by nats.
             _refuse(column < -1e-3, scores, "is below 0", name, column)
-    _refuse(against.tv > 1 + 1e-5, scores, "is above 1", "tv", against.tv)
+    for name in ("tv", "tv_draft"):
+        column = getattr(against, name)
+        if column is not None:
+            _refuse(column > 1 + 1e-5, scores, "is above 1", name, column)
     # Distributions differ by at least as much as in the probability of one entry, the target.
     apart = np.abs(np.exp(scores.logprob) - np.exp(against.base_logprob))
     _refuse(against.tv < apart - 1e-3, scores, "is less than its target's", "tv", against.tv)

@@ -73,6 +73,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
     if context.baseline is not None:
         identity["reference"] = context.baseline.identity()
         identity |= {"full": request.full, "noise_floor": request.noise_floor}
+        if request.draft is not None:
+            identity["draft"] = request.draft
         if request.confident != CONFIDENT:
             identity["confident"] = request.confident
     if request.keep is not None:

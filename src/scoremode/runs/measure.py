@@ -142,6 +142,7 @@ def _captured(
         # With a length that was found for the model, so that both have the same windows.
         protocol=planned.plan.protocol,
         full=False,
+        draft=None,
         noise_floor=None,
         judge=None,
         label=None,

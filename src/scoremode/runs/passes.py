@@ -205,7 +205,7 @@ class RunPasses:
         if first >= len(passes):
             return
         base = None if baseline is None else baseline.reference(plan, schedule, report)
-        extras = Extras(base, context.request.full, keeper)
+        extras = Extras(base, context.request.full, context.request.draft, keeper)
         scored = context.engine.score(plan, schedule, first, report, extras)
         for number, windows in enumerate(passes[first:], first):
             try:

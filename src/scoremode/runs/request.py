@@ -83,7 +83,8 @@ class Request:
     - `resume`: go on with a killed run of the same request; `if-there`: where there is one, without a
       word where there is none.
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
-      `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
+      `reference_revision` of the last. `full`: with all that costs a second pass over the logits;
+      `draft`: the temperature at which drafts are sampled whose acceptance is measured as well.
     - `confident`: the probability above which the base is sure of a token, for the record.
     - `noise_floor`: what to change when the base is run once more, against itself.
     - `gates`: limits that the comparison is held against, for the record.
@@ -111,6 +112,7 @@ class Request:
     reference: str | ModelFiles | None = None
     reference_revision: str | None = None
     full: bool = False
+    draft: float | None = None
     confident: float = CONFIDENT
     noise_floor: Change | None = None
     gates: Gates | None = None

@@ -37,6 +37,9 @@ def read_text(spec: Text, reads: Reads = lambda _: None) -> corpus.Corpus:
             name, config, split=split, revision=spec.dataset_revision, **how
         )
     if spec.text is not None:
+        # Taken for a text, a file's name would be scored in its place: nine bytes of "wiki.test".
+        if len(spec.text) < 4096 and "\n" not in spec.text and Path(spec.text).is_file():
+            raise UsageError(f"--text {spec.text}: is a file: give it with -f {spec.text}")
         return corpus.from_string(spec.text)
     if spec.file is not None:
         return corpus.from_files(spec.file, spec.group_by)

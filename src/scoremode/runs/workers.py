@@ -67,7 +67,7 @@ def follow_plan(
         if command.windows < len(plan):
             part = plan.first_windows(command.windows)
         reference = None if baseline is None else baseline.reference(part, schedule, None)
-        extras = Extras(reference, request.full)
+        extras = Extras(reference, request.full, request.draft)
         list(engine.score(part, schedule, command.first_pass, extras=extras))
 
 

@@ -440,7 +440,7 @@ class _Help(Prints):
 _ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("ctx", "ctx-size", "ctx-len", "n-ctx", "seqlen", "seq-len", "max-length", "max-model-len"),
     "context-length",
-)
+) | dict.fromkeys(("max-windows", "windows", "num-chunks", "n-chunks", "max-chunks"), "limit")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from scoremode.errors import GateNotMet
 from scoremode.spec.flag import Flag, Flags, Group, Name, PathName, Place, Switch
 from scoremode.spec.values import (
     Limit,
+    draft_of,
     label_of,
     margin_of,
     nats_of,
@@ -300,6 +301,13 @@ class Comparison(Flags, part="comparison", group=COMPARISON):
         "also compute Jensen-Shannon divergence and top-k agreement, by a second pass over the "
         "logits",
         switch=True,
+        moves_score=True,
+    )
+    draft: Flag[float | None, float | None] = Flag(
+        "also measure the acceptance of drafts sampled at temperature T, by a second pass over the "
+        "logits; at temperature 1 every comparison has it, and greedily it is the same top-1",
+        "T",
+        read=draft_of,
         moves_score=True,
     )
     confident: Flag[float | str, float] = Flag(

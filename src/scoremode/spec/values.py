@@ -95,6 +95,19 @@ def probability_of(text: str) -> float:
     return value
 
 
+def draft_of(text: str) -> float:
+    """A temperature at which a draft is sampled, above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value == 0:
+        raise ArgumentTypeError("0 is greedy drafting, whose acceptance is the same top-1")
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a temperature above 0, such as 0.7")
+    return value
+
+
 def margin_of(text: str) -> float:
     """`0.01`, `1%` → a share above 0 and below 1."""
     try:

@@ -22,11 +22,13 @@ PAIRS = [
 ]
 
 
-def compare(base, model, plan, *, full=False, vocabulary=None, schedule=None, **options):
+def compare(
+    base, model, plan, *, full=False, draft=None, vocabulary=None, schedule=None, **options
+):
     engines = [make_engine(folder, vocabulary, **options) for folder in (base, model)]
     schedule = schedule or Schedule(pass_windows=4, batch_windows=2)
     reference = ModelReference(engines[0], plan, schedule)
-    parts = list(engines[1].score(plan, schedule, extras=Extras(reference, full)))
+    parts = list(engines[1].score(plan, schedule, extras=Extras(reference, full, draft)))
     for windows, part in zip(schedule.passes(plan), parts, strict=True):
         check(part, plan, windows)
     return concatenate(parts)
@@ -60,17 +62,22 @@ def folders(tmp_path_factory):
 def test_equals_the_librarys_logits_in_float64(pair, vocabulary, folders):
     base, model = (folders(name) for name in pair)
     plan = random_plan(vocabulary=vocabulary or VOCAB)
-    scores = compare(base, model, plan, full=True, vocabulary=vocabulary, dtype="float32")
+    scores = compare(
+        base, model, plan, full=True, draft=0.7, vocabulary=vocabulary, dtype="float32"
+    )
     p, q = (library_logits(folder, plan, vocabulary) for folder in (base, model))
     target = torch.from_numpy(scores.target.astype(np.int64))[:, None]
     against = scores.against
     assert against is not None
     m = torch.logaddexp(p, q) - np.log(2)
+    cool_p, cool_q = ((z / 0.7).softmax(1) for z in (p, q))
     for name, got, wanted in (
         ("logprob", scores.logprob, q.gather(1, target)[:, 0]),
         ("base", against.base_logprob, p.gather(1, target)[:, 0]),
         ("kld", against.kld, (p.exp() * (p - q)).sum(1)),
         ("reverse", against.kld_reverse, (q.exp() * (q - p)).sum(1)),
+        ("tv", against.tv, (p.exp() - q.exp()).abs().sum(1) / 2),
+        ("tv_draft", against.tv_draft, (cool_p - cool_q).abs().sum(1) / 2),
         ("jsd", against.jsd, (p.exp() * (p - m) + q.exp() * (q - m)).sum(1) / 2),
         ("base's entropy", against.base_entropy, -(p.exp() * p).sum(1)),
         ("entropy", against.model_entropy, -(q.exp() * q).sum(1)),
@@ -88,7 +95,7 @@ def test_a_model_against_itself_is_exactly_zero(dtype, folders):
     plan = random_plan()
     against = compare(folders("gemma2"), folders("gemma2"), plan, full=True, dtype=dtype).against
     assert against is not None
-    for column in (against.kld, against.kld_reverse, against.jsd):
+    for column in (against.kld, against.kld_reverse, against.tv, against.jsd):
         assert not column.any()
     assert (against.topk_order == 10).all() and (against.topk_sets == 1023).all()
     assert np.array_equal(against.base_entropy, against.model_entropy)

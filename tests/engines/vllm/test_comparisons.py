@@ -11,7 +11,7 @@ from engines.vllm.processes import FLOAT32, processes
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import concatenate
 
-COLUMNS = ("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd", "base_entropy",
+COLUMNS = ("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "tv", "jsd", "base_entropy",
            "model_entropy")  # fmt: skip
 
 
@@ -52,6 +52,7 @@ def truth(base: np.ndarray, model: np.ndarray, target: np.ndarray) -> dict[str, 
         "base_top1_logprob": p.max(1),
         "kld": (np.exp(p) * (p - q)).sum(1),
         "kld_reverse": (np.exp(q) * (q - p)).sum(1),
+        "tv": np.abs(np.exp(p) - np.exp(q)).sum(1) / 2,
         "jsd": ((np.exp(p) * (p - middle)).sum(1) + (np.exp(q) * (q - middle)).sum(1)) / 2,
         "base_entropy": -(np.exp(p) * p).sum(1),
         "model_entropy": -(np.exp(q) * q).sum(1),

@@ -39,7 +39,7 @@ from scoremode.engines.torch.passes.microbatch import (
 )
 from scoremode.engines.torch.passes.prefix_schedule import RowMemory, Rows
 from scoremode.engines.torch.passes.proofs import FirstPass
-from scoremode.head.project import HeadLogits
+from scoremode.head.project import HeadLogits, held_logits
 from scoremode.lib import fallback
 from scoremode.reference.base import Span
 from scoremode.reference.writer import HeadTensors
@@ -109,14 +109,16 @@ class TorchEngine:
             raise out_of_memory(error) from None
 
     def held_bytes(self, plan: Plan) -> int:
-        """Bytes for what it keeps on a GPU and the hidden states of a pass, 0 on a CPU: what a
-        micro-batch takes beyond that is the other model's in turn. Raises EngineError."""
+        """Bytes for what it keeps on a GPU, the hidden states of a pass, and both models' logits that
+        `score_pairs` holds, 0 on a CPU: what a micro-batch takes beyond that is the other model's in
+        turn. Raises EngineError."""
         if not self.device.is_cuda:
             return 0
         schedule = self.schedule(plan)
         tokens = schedule.pass_tokens or schedule.pass_windows * int(plan.lengths.max())
         memory = self._memory_of(schedule, int(plan.lengths.max()))
-        return memory.fixed + tokens * memory.pass_token
+        held = held_logits(self.vocabulary, self.device.torch)
+        return memory.fixed + tokens * memory.pass_token + held
 
     def score(
         self,

@@ -212,7 +212,7 @@ def _against(plan: Plan, windows: range, extras: Extras) -> Against | None:
             f"{type(reference).__name__}: vLLM's workers compare with a reference on disk: "
             "capture it first (scoremode reference)"
         )
-    return Against(reference, rows, extras.full)
+    return Against(reference, rows, extras.full, extras.draft)
 
 
 def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Scores:

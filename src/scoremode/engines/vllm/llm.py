@@ -215,6 +215,7 @@ class ScoringLLM:
             compared=against is not None,
             extra=() if extra is None else extra.columns,
             full=against is not None and against.full,
+            draft=None if against is None else against.draft,
             kept=keep is not None,
         )
         wanted = check_prompts(

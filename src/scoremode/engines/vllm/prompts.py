@@ -28,12 +28,13 @@ KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Columns of a comparison with a reference, as results.scores.Comparison names them.
 COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse", "tv")
+DRAFT = ("tv_draft",)
 FULL = ("jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order")
 _TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24
 Ids = Sequence[int] | NDArray[np.integer]
 # Columns that are not float32 here; those of a comparison have its dtypes, too.
-_TYPED = ("position", "target", "top1", *COMPARED, *FULL)
+_TYPED = ("position", "target", "top1", *COMPARED, *DRAFT, *FULL)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Kind:
     - `vocabulary`: how many entries the softmax runs over, all if None.
     - `entropy`: without it its column is NaN.
     - `compared`: with the reference, whose extra sums have the columns `extra`; `full`: with what costs
-      a second pass over the logits.
+      a second pass over the logits; `draft`: with the total variation at that temperature.
     - `kept`: the states go into the file.
     - `self_test`: with what the gathered logits say.
     """
@@ -53,13 +54,14 @@ class Kind:
     compared: bool = False
     extra: tuple[str, ...] = ()
     full: bool = False
+    draft: float | None = None
     kept: bool = False
     self_test: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers in each row of the answer."""
-        compared = COMPARED + self.extra + FULL * self.full
+        compared = COMPARED + DRAFT * (self.draft is not None) + self.extra + FULL * self.full
         return COLUMNS + compared * self.compared + _TEST_COLUMNS * self.self_test
 
 
@@ -115,12 +117,13 @@ class Against:
     """`reference`: what each prediction is compared with, its vocabulary that of the softmax.
 
     - `rows`: of each prompt, the reference's row of its first scored token; the others follow.
-    - `full`: with all that costs a second pass over the logits.
+    - `full`, `draft`: as `Kind` has them.
     """
 
     reference: "OnDisk"
     rows: Sequence[int]
     full: bool = False
+    draft: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +202,7 @@ def scores_of(rows: NDArray[Any], prompt: Prompt, kind: Kind) -> PromptScores:
         name: column.astype(DTYPES[name] if name in typed else np.float32)
         for name, column in zip(kind.columns, rows.T, strict=True)
     }
-    names = [name for name in COMPARED + kind.extra + FULL if name in values]
+    names = [name for name in COMPARED + DRAFT + kind.extra + FULL if name in values]
     compared = {name: values.pop(name) for name in names}
     scores = PromptScores(**values, against=Comparison(**compared) if compared else None)
     for name, got, wanted in (

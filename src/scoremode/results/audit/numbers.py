@@ -135,6 +135,8 @@ def audited_scores(folder: Path, record: Done, findings: Findings) -> tuple[Scor
         if record.identity.full is not UNSET:
             made = scores.against is not None and scores.against.jsd is not None
             findings.same(part, "identity.full", record.identity.full, made, "its columns say")
+        made = scores.against is not None and scores.against.tv_draft is not None
+        findings.same(part, "identity.draft", bool(record.identity.draft), made, "its columns say")
     for name, rows in (("scores.rows", said.rows), ("plan.scored", record.plan.scored)):
         findings.same(part, name, rows, len(scores), "the file has rows:")
     try:

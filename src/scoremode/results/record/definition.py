@@ -311,8 +311,8 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
     distribution: Annotated[
         dict[str, dict[str, float]] | UnsetType,
         words(
-            "against a base: of `kld`, `kld_reverse`, `tv`, `jsd`, `delta_p` the `minimum`, "
-            "percentiles (keys `0.1` … `99.9`) and `maximum`"
+            "against a base: of `kld`, `kld_reverse`, `tv`, `tv_draft`, `jsd`, `delta_p` the "
+            "`minimum`, percentiles (keys `0.1` … `99.9`) and `maximum`"
         ),
     ] = UNSET
     breakdown: Annotated[

@@ -32,6 +32,7 @@ class Identity(Section, frozen=True, kw_only=True):
     versions: dict[str, str] | UnsetType = UNSET
     reference: dict[str, Any] | UnsetType = UNSET
     full: bool | UnsetType = UNSET
+    draft: float | UnsetType = UNSET
     noise_floor: str | None = None
     keep: str | None = None
     token_text: bool | UnsetType = UNSET

@@ -61,7 +61,9 @@ def distribution(scores: Scores, against: Comparison) -> dict[str, dict[str, flo
 
 
 def _divergences(against: Comparison) -> Mapping[str, Floats]:
-    named = {name: getattr(against, name) for name in ("kld", "kld_reverse", "tv", "jsd")}
+    named = {
+        name: getattr(against, name) for name in ("kld", "kld_reverse", "tv", "tv_draft", "jsd")
+    }
     return {name: column for name, column in named.items() if column is not None}
 
 

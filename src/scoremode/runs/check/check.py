@@ -227,6 +227,7 @@ def _again(
             sources,
             options,
             full=full,
+            draft=(record.identity and record.identity.draft) or None,
             progress=progress,
         )
     except Unreachable as error:

@@ -46,11 +46,11 @@ _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 _PART = "second run"
 # Columns that a model computes; the others are the plan's.
 _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
-            "kld", "kld_reverse", "tv", "jsd", "base_entropy", "model_entropy", "topk_sets",
-            "topk_order", "kld_llama_cpp")  # fmt: skip
+            "kld", "kld_reverse", "tv", "tv_draft", "jsd", "base_entropy", "model_entropy",
+            "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 # Columns without a known limit of rounding.
-_UNJUDGED = ("top1", "base_top1", "kld_reverse", "tv", "jsd", "base_entropy", "model_entropy",
-             "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
+_UNJUDGED = ("top1", "base_top1", "kld_reverse", "tv", "tv_draft", "jsd", "base_entropy",
+             "model_entropy", "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +103,7 @@ def score_again(
     options: TorchOptions,
     *,
     full: bool,
+    draft: float | None,
     progress: Callable[[float, int], None],
 ) -> SecondRun:
     """Scores the windows of `drawn` by the model, and compares with the base where it can be reached.
@@ -142,7 +143,7 @@ def score_again(
             schedule = part.schedule(engine.schedule(part.plan).pass_windows)
             extras = Extras()
             if base is not None:
-                extras = Extras(base.reference(part, schedule.pass_windows, report), full)
+                extras = Extras(base.reference(part, schedule.pass_windows, report), full, draft)
             found = rescore(engine, part.plan, schedule, extras=extras, progress=report)
             parts.append(part.renamed(found.scores))
         checkpoint.check_unchanged()

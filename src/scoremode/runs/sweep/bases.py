@@ -94,6 +94,7 @@ def options_of(request: Request) -> dict[str, Any]:
         "engine": type(options).__name__,
         **asdict(options),
         "full": request.full,
+        "draft": request.draft,
         "noise_floor": request.noise_floor,
         "token_text": request.token_text,
         "tokenizer": request.tokenizer and str(request.tokenizer),

@@ -191,7 +191,7 @@ def _is_as_asked(identity: Mapping[str, Any], request: Request, *, is_base: bool
             return False
     if is_base:
         return True
-    asked = {"full": request.full, "noise_floor": request.noise_floor}
+    asked = {"full": request.full, "draft": request.draft, "noise_floor": request.noise_floor}
     is_told = identity.get("token_text", False) == request.token_text
     return is_told and {name: identity.get(name) for name in asked} == asked
 

@@ -248,6 +248,7 @@ def _capture(request: Request, options: Options) -> Request:
         reference=None,
         reference_revision=None,
         full=False,
+        draft=None,
         noise_floor=None,
         gates=None,
         token_text=False,

@@ -158,6 +158,7 @@ def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
             entropy=True,
             extra=extra,
             full=True,
+            draft=0.7,
         )
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(bounds))]
@@ -170,6 +171,9 @@ def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
     wanted = {"logprob": pair.model.logprob, "top1": pair.model.top1, **vars(full)}
     wanted |= {"kld": pair.kld, "kld_reverse": pair.kld_reverse, "base_top1": pair.base.top1}
     wanted |= {"base_logprob": pair.base.logprob, **pair.extra}
+    for name, temperature in (("tv", 1.0), ("tv_draft", 0.7)):
+        p, q = ((z.double() / temperature).softmax(1) for z in (base, model))
+        wanted[name] = (p - q).abs().sum(1) / 2
     assert ("kld_llama_cpp" in wanted) == (extra is not None)
     for result in results:
         assert ("kld_llama_cpp" in result) == (extra is not None)

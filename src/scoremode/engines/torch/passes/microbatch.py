@@ -25,7 +25,14 @@ from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.model.prefix_tree import ForestIds, Ids
 from scoremode.errors import UnsupportedModel
 from scoremode.head.full import full_pairs
-from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows, tile_of
+from scoremode.head.project import (
+    Head,
+    HeadLogits,
+    draft_variation,
+    score_pairs,
+    score_rows,
+    tile_of,
+)
 from scoremode.reference.base import Span
 from scoremode.results.scores import Scores
 from scoremode.text.batching import Forest, lay
@@ -245,6 +252,9 @@ def score_states(
         model, entries = HeadLogits(head, states, tile), head.vocabulary
         extra = reference.extra_sums
         pair = score_pairs(target, entries, model=model, base=base, extra=extra, tile=tile)
+        if (draft := work.extras.draft) is not None:
+            tv = draft_variation(target, entries, draft, model=model, base=base, tile=tile)
+            pair = replace(pair, extra={**pair.extra, "tv_draft": tv})
         found: list[Any] = [pair]
         if work.extras.full:
             found.append(full_pairs(pair, entries, model=model, base=base, tile=tile))

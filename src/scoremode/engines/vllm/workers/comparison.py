@@ -207,13 +207,15 @@ def compare(
     entropy: bool,
     extra: type[ExtraSums] | None,
     full: bool,
+    draft: float | None,
 ) -> dict[str, torch.Tensor]:
     """Columns [R] by name, of `target` int64 [R].
 
     - `model` float [R, E]: the logits of the entries `begin …`, left as they are.
     - `base`: of the same rows and entries, None where E is 0.
     - `over_ranks`: every rank's tensor from this one's, in the order of their entries.
-    - `extra`: as `score_pairs` has it.
+    - `extra`: as `score_pairs` has it. `draft`: a temperature for `tv_draft`, as `draft_variation` has
+      it.
     """
     rows = slice(0, len(model))
     sums = PairSums(len(model), model.device, entropy=entropy)
@@ -223,15 +225,16 @@ def compare(
             extra_sums.consume(rows, theirs, ours)
         sums.consume(rows, theirs, ours, target, low)
     sums = PairSums.merged(over_ranks(sums.pack()))
-    for _, ours, theirs in _tiles(model, base, begin):
-        sums.vary(rows, theirs, ours)
-    pair = sums.finish()
-    # A rank without entries has nothing to add.
-    own = torch.zeros_like(pair.kld) if pair.tv is None else pair.tv
-    pair = replace(pair, tv=torch.stack(over_ranks(own)).sum(0))
+    pair = replace(sums.finish(), tv=_variation(sums, 1.0, model, base, begin, over_ranks))
     if extra_sums is not None:
         pair = extra_sums.merged(over_ranks(extra_sums.pack())).finish(pair)
     columns = _columns(pair)
+    if draft is not None:
+        tempered = PairSums(len(model), model.device)
+        for low, ours, theirs in _tiles(model, base, begin):
+            tempered.consume(rows, theirs.div_(draft), ours.div_(draft), target, low)
+        tempered = PairSums.merged(over_ranks(tempered.pack()))
+        columns["tv_draft"] = _variation(tempered, draft, model, base, begin, over_ranks)
     if full:
         second = FullSums(pair)
         for low, ours, theirs in _tiles(model, base, begin, _FULL_TILE):
@@ -240,6 +243,25 @@ def compare(
         second.merge_packed(list(zip(*packed, strict=True)))
         columns |= vars(second.finish())
     return columns
+
+
+def _variation(
+    sums: PairSums,
+    temperature: float,
+    model: torch.Tensor,
+    base: Logits | None,
+    begin: int,
+    over_ranks: Callable[[torch.Tensor], list[torch.Tensor]],
+) -> torch.Tensor:
+    """float64 [R]: the total variation at a temperature, whose `sums` are those of all ranks."""
+    rows = slice(0, len(model))
+    for _, ours, theirs in _tiles(model, base, begin):
+        if temperature != 1:
+            ours, theirs = ours.div_(temperature), theirs.div_(temperature)
+        sums.vary(rows, theirs, ours)
+    # A rank without entries has nothing to add.
+    own = torch.zeros_like(sums.pivot) if sums.tv is None else sums.tv
+    return torch.stack(over_ranks(own)).sum(0)
 
 
 def tile_entries(rows: int, device: torch.device, tile: Mapping[str, int] | None = None) -> int:

@@ -141,6 +141,7 @@ class ShardedHead:
                     entropy=kind.entropy,
                     extra=self._extra,
                     full=kind.full,
+                    draft=kind.draft,
                 )
             )
         return {name: torch.cat([columns[name] for columns in parts]) for name in parts[0]}
