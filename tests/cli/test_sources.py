@@ -231,4 +231,3 @@ def test_a_file_s_name_is_not_scored_as_a_text(demo, tmp_path, monkeypatch, caps
     assert "--text wiki.raw: is a file: give it with -f wiki.raw" in error_of(
         capsys.readouterr().err
     )
-    assert main(["plan", str(demo / "model"), "--text", "wiki raw " * 30]) == 0
