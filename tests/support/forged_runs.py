@@ -47,7 +47,7 @@ def sealed(folder: Path, record: dict[str, Any]) -> Path:
 
 def _make_again(folder: Path, record: dict[str, Any]) -> None:
     scores, extras = read_columns(folder / SCORES)
-    record |= sections(scores, record["protocol"]["context_length"], extras)
+    record |= sections(scores, record["protocol"]["context_length"], extras, record=record)
     record["scores"] |= {"rows": len(scores), "sha256": hash_file(folder / SCORES)}
     record["plan"] |= {"scored": len(scores), "windows": len(set(scores.window.tolist()))}
     record["plan"]["unique"] = len(set(scores.index.tolist()))

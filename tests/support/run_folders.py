@@ -71,7 +71,6 @@ def write_run(
     run = RunFolder.create(folder)
     digest = run.merge([scores], lambda _: extras or {})
     read, beside = read_columns(folder / SCORES)
-    made = sections(read, CONTEXT, beside)
     source = model or f"models/{folder.name}"
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -119,13 +118,13 @@ def write_run(
         "engine": copy.deepcopy(ENGINE),
         "seconds": {"score": 3.0, "write": 0.5, "total": 4.0},
         "scores": {"name": SCORES, "rows": len(scores), "sha256": digest},
-        **made,
     }
     if "label" in beside:
         record["corpus"]["group_by"] = "domain"
         record["plan"]["labels"] = dict(Counter(beside["label"].tolist()))
     if scores.against is not None:
         record["reference"] = copy.deepcopy(REFERENCE)
+    record |= sections(read, CONTEXT, beside, record=record)
     for path, value in (changes or {}).items():
         *parents, last = path.split(".")
         place = record

@@ -402,8 +402,8 @@ def _survival(record: Done) -> Rows:
     """How many tokens both generate alike; of text that a model generated, why that isn't told."""
     if not (found := record.survival):
         return []
-    of = "the base's samples" if found.sampled.by_base else "samples, on this text"
-    rows = [("half-life", f"{_half_life(found.sampled)}, of {of} drawn as alike as can be")]
+    of = "of the base's samples" if found.sampled.by_base else "on this text"
+    rows = [("half-life", f"{_half_life(found.sampled)}, sampled as alike as can be, {of}")]
     if greedy := found.greedy:
         said = f"half part by {_half_life(greedy)}"
         if (same := greedy.identical) is not None:
