@@ -1,9 +1,11 @@
 """Gates: what is judged, and what can't be."""
 
 import pytest
+from msgspec import convert
 
 from scoremode.errors import UsageError
 from scoremode.results.gates import Compared, Gates
+from scoremode.results.record.outcome import Survival
 from scoremode.results.record.section import Metric
 
 
@@ -86,3 +88,37 @@ def test_what_is_no_gate():
         Gates(min_top1=90)
     with pytest.raises(UsageError, match="a percentile has no interval"):
         Gates(max_kld_p99=1.0, on="upper")
+
+
+def survival(half_life, ci95, longest=100, note=None):
+    curve = {"half_life": half_life, "ci95": ci95, "note": note, "longest": longest}
+    curve |= {"tokens": [1], "whole": [0.9], "by_base": False}
+    return Compared(
+        metrics=compared().metrics,
+        distribution={"kld": {"99": 0.4}},
+        survival=convert({"units": "windows", "n": 9, "sampled": curve}, Survival),
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "on", "found", "bound", "met"),
+    [
+        (50, "value", survival(60, (40, 80)), 60, True),
+        (61, "value", survival(60, (40, 80)), 60, False),
+        (50, "upper", survival(60, (40, 80)), 40, False),
+        (40, "upper", survival(60, (40, 80)), 40, True),
+        # No window shows it: it is longer than all.
+        (100, "value", survival(None, (90, None)), 100, True),
+        (101, "value", survival(None, (90, None)), None, False),
+        (90, "upper", survival(None, (90, None)), 90, True),
+        (100, "upper", survival(None, (None, None)), 100, True),
+        (101, "upper", survival(None, (None, None)), None, False),
+        (50, "upper", survival(60, None, note="7 blocks"), None, False),
+        (50, "value", survival(60, None, note="7 blocks"), 60, True),
+    ],
+)
+def test_a_half_life_is_in_tokens_and_may_be_longer_than_any_window(limit, on, found, bound, met):
+    (gate,) = Gates(min_half_life=limit, on=on).judge(found)
+    assert (gate.bound, gate.met) == (bound, met)
+    if bound is None:
+        assert gate.note in ("7 blocks", "it is longer than the longest of the windows, 100 tokens")

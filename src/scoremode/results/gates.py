@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from scoremode.errors import UsageError
+from scoremode.results.record.outcome import Survival
 from scoremode.results.record.section import Metric, Section
 from scoremode.results.statistics.verdict import limit_verdict
 
@@ -24,6 +25,7 @@ _WORDS = {
     "tv": "the total variation",
     "acceptance": "the acceptance",
     "top1": "the share of same top-1",
+    "half_life": "the half-life in tokens",
 }
 _SHARES = ("max_tv", "min_acceptance", "min_top1")
 
@@ -77,10 +79,22 @@ class Gate:
         return f"gate {word}: {self.flag}: {found}"
 
 
+def _half_life(found: Survival) -> Metric:
+    """The half-life, in tokens. Where no window or reply is long enough to show it, or an end of its
+    interval, that is at least the longest one's tokens, and of the half-life `note` says so."""
+    curve = found.sampled
+    low, high = curve.ci95 or (None, None)
+    ends = None if curve.ci95 is None else (low or curve.longest, high or curve.longest)
+    note = curve.note
+    if curve.half_life is None:
+        note = f"it is longer than the longest of the {found.units}, {curve.longest:,} tokens"
+    return Metric(curve.half_life or curve.longest, ends, found.n, note)
+
+
 def by_chance(name: str, limit: float, found: Metric) -> str | None:
     """Words on a gate that another text of this length may judge otherwise, since its metric's interval
     holds the limit. None where it doesn't, and where there is no interval."""
-    if found.ci95 is None:
+    if found.ci95 is None or name == "min_half_life":
         return None
     verdict = limit_verdict(name.partition("_")[2], found, limit)
     if verdict.kind != "undecided":
@@ -93,11 +107,13 @@ class Compared(Section, frozen=True, kw_only=True):
 
     metrics: dict[str, Metric]
     distribution: dict[str, dict[str, float]] | UnsetType = UNSET
+    survival: Survival | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits, None for none. `max_kld`, `max_kld_p99` in nats; those of `_SHARES` shares.
+    """Limits, None for none. `max_kld`, `max_kld_p99` in nats, `min_half_life` in tokens; those of
+    `_SHARES` shares.
 
     - `on`: what is judged, the value or the worse end of its 95 % interval.
     - `typed`: gate → how the user wrote its limit, for messages.
@@ -111,6 +127,7 @@ class Gates:
     max_ppl_ratio: float | None = None
     max_tv: float | None = None
     min_acceptance: float | None = None
+    min_half_life: float | None = None
     min_top1: float | None = None
     on: GateOn = "value"
     typed: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -148,6 +165,8 @@ class Gates:
         metrics = found.metrics
         n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
         judged = {**metrics, "kld_p99": Metric(p99, None, n)}
+        if found.survival:
+            judged["half_life"] = _half_life(found.survival)
         return [
             self._gate(name, limit, _WORDS[key := name.partition("_")[2]], judged[key])
             for name, limit in self._limits().items()
@@ -159,6 +178,8 @@ class Gates:
         if self.on == "upper":
             bound = None if metric.ci95 is None else metric.ci95[0 if least else 1]
             note = metric.note if bound is None else None
+        if name == "min_half_life" and metric.note and value < limit:
+            bound, note = None, metric.note
         met = bound is not None and (bound >= limit if least else bound <= limit)
         more = metric.ci95, self.typed.get(name), by_chance(name, limit, metric)
         return Gate(name, words, limit, value, self.on, bound, met, note, *more)

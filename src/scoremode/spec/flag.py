@@ -437,10 +437,14 @@ class _Help(Prints):
 
 
 # What llama.cpp, vLLM and others call a flag, where its letters are nearer to another of ours.
-_ELSEWHERE: dict[str, str] = dict.fromkeys(
-    ("ctx", "ctx-size", "ctx-len", "n-ctx", "seqlen", "seq-len", "max-length", "max-model-len"),
-    "context-length",
-) | dict.fromkeys(("max-windows", "windows", "num-chunks", "n-chunks", "max-chunks"), "limit")
+_ELSEWHERE: dict[str, str] = {
+    word: ours
+    for ours, words in {
+        "context-length": "ctx ctx-size ctx-len n-ctx seqlen seq-len max-length max-model-len",
+        "limit": "max-windows windows num-chunks n-chunks max-chunks",
+    }.items()
+    for word in words.split()
+}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from scoremode.spec.flag import Flag, Flags, Group, Name, PathName, Place, Switc
 from scoremode.spec.values import (
     Limit,
     draft_of,
+    half_life_of,
     label_of,
     margin_of,
     nats_of,
@@ -256,6 +257,12 @@ class Gates(Flags, part="output", group=GATES):
         "is below SHARE, such as 0.99 or 99%%",
         "SHARE",
         read=share_of,
+    )
+    min_half_life: Flag[float | None, Limit | None] = Flag(
+        "fail if the half-life is below N tokens: after how many a sample of the model, drawn as "
+        "alike as can be, has parted from the base's with probability 1/2",
+        "N",
+        read=half_life_of,
     )
     min_top1: Flag[float | str | None, Limit | None] = Flag(
         "fail if the share of targets with the same top-1 token is below SHARE, such as 0.9 "

@@ -173,6 +173,12 @@ def nats_of(text: str) -> Limit:
     return _limit(text, "a number of nats such as 0.05", "a KLD is in nats, and has no percent")
 
 
+def half_life_of(text: str) -> Limit:
+    return _limit(
+        text, "a number of tokens such as 500", "a half-life is in tokens, not in percent"
+    )
+
+
 def ratio_of(text: str) -> Limit:
     not_percent = "a ratio is a number such as 1.02, not a percentage"
     return _limit(text, "a ratio such as 1.02", not_percent)
