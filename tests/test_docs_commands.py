@@ -156,7 +156,7 @@ def _write_models(demo: Path, place: Path) -> None:
     (place / "BASE/config.json").write_text(json.dumps(config))
     names = {
         "W8A16": ["MODEL", "QUANT", "Q1"],
-        "W4A16-g32": ["W4A16", "Q2"],
+        "W4A16-g32": ["W4A16", "Q2", "DRAFT"],
         "W3A16-g32": ["W3A16"],
     }
     for variant in VARIANTS:
