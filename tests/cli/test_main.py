@@ -40,7 +40,7 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
         (["kld", "m", "--refrence", "b"], "kld --help"),
         (["kld", "m", "--reference", "b", "--stride", "x"], "kld --help all"),
         (["ppl", "m", "--text", "a", "-tp", "2"], "ppl --help all"),
-        (["show", "r", "--gate-on", "x"], "show --help"),
+        (["show", "r", "--gate-on", "x"], "show --help all"),
         (["kld", "--help", "nonsense"], "kld --help"),
         (["frobnicate"], "--help"),
     ],
