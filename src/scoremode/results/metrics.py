@@ -140,6 +140,15 @@ def delta_p(scores: Scores, against: Comparison) -> Floats:
     return np.exp(scores.logprob) - np.exp(against.base_logprob)
 
 
+def _right(scores: Scores) -> NDArray[np.bool_]:
+    """bool [N]: whether the model finds the text's own token likeliest."""
+    return scores.top1 == scores.target
+
+
+def _base_right(scores: Scores, against: Comparison) -> NDArray[np.bool_]:
+    return against.base_top1 == scores.target
+
+
 def _entropy_change(scores: Scores, against: Comparison) -> Floats | None:
     if against.model_entropy is None or against.base_entropy is None:
         return None
@@ -413,6 +422,39 @@ METRICS: tuple[MetricSpec, ...] = (
             Shown("groups", interval=False),
             Shown("groups, more"),
         ),
+    ),
+    MetricSpec(
+        "lost",
+        "share of targets whose own token the base finds the likeliest, and the model doesn't",
+        kind="share",
+        heading="right → wrong",
+        form=".2%",
+        column=lambda scores, against: _base_right(scores, against) & ~_right(scores),
+        rare=True,
+        places=(Shown("details", ".3%"),),
+    ),
+    MetricSpec(
+        "gained",
+        "share of targets whose own token the model finds the likeliest, and the base doesn't",
+        kind="share",
+        heading="wrong → right",
+        form=".2%",
+        better="higher",
+        column=lambda scores, against: _right(scores) & ~_base_right(scores, against),
+        rare=True,
+        places=(Shown("details", ".3%"),),
+    ),
+    MetricSpec(
+        "accuracy_change",
+        "`gained` less `lost`: the share of targets whose own token is the likeliest, less the base's",
+        kind="share",
+        heading="right, less the base's",
+        form="+.2%",
+        better="higher",
+        column=lambda scores, against: (
+            _right(scores).astype(np.float64) - _base_right(scores, against)
+        ),
+        places=(Shown("details", "+.3%"),),
     ),
     MetricSpec(
         "halved",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.comparisons import interval_by_hand, made, overlapping
 
+from scoremode.results.metrics import METRICS
 from scoremode.results.record.section import Metric
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison, Scores, expected
@@ -38,9 +39,15 @@ def by_hand(scores: Scores) -> dict[str, np.ndarray]:
         "tv": list(c.tv),
         "acceptance": [1 - x for x in c.tv],
         "top1": [float(scores.top1[i] == c.base_top1[i]) for i in rows],
+        "lost": [float(c.base_top1[i] == t != scores.top1[i]) for i, t in enumerate(scores.target)],
+        "gained": [
+            float(scores.top1[i] == t != c.base_top1[i]) for i, t in enumerate(scores.target)
+        ],
         "delta_p": [p_q[i] - p_b[i] for i in rows],
         "rms_delta_p": [(p_q[i] - p_b[i]) ** 2 for i in rows],
     }
+    pairs = zip(values["gained"], values["lost"], strict=True)
+    values["accuracy_change"] = [gained - lost for gained, lost in pairs]
     if c.jsd is not None:
         assert c.topk_sets is not None and c.topk_order is not None
         values["jsd"] = list(c.jsd)
@@ -123,7 +130,7 @@ def test_below_eight_blocks_no_metric_has_an_interval(tokens, has):
     extras = {"token_bytes": np.ones(tokens, np.uint16)}
     found = sections(made(np.arange(tokens)), LENGTH, extras, block_length=LENGTH)
     # Those of few targets: tests/results/statistics/test_effects.py.
-    few = ("confident_flips", "halved", "kld_p99", "kld_p999")
+    few = [metric.key for metric in METRICS if metric.of_few]
     for name, metric in found["metrics"].items():
         assert (metric["ci95"] is not None) == has or name in few, name
         assert math.isfinite(metric["value"])

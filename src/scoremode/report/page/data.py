@@ -298,7 +298,7 @@ def run_of(
     record, compared = summary.run.record, summary.compared
     checkpoint, metrics = record.checkpoint, _by(ends, record)
     own = {} if compared is None else compared.metrics
-    made = {name: measured(own[name]) for name in (*PERCENTILES.values(), "lost", "gained") if own}
+    made = {name: measured(own[name]) for name in PERCENTILES.values() if own}
     size, both = checkpoint.bytes or None, checkpoint.bits_per_weight
     top1 = metrics.get("top1")
     return {
@@ -329,8 +329,8 @@ def run_of(
         "flips": _less_than_one(top1),
         "acceptance": metrics.get("acceptance"),
         "confident_flips": metrics.get("confident_flips"),
-        "lost": made.get("lost"),
-        "gained": made.get("gained"),
+        "lost": metrics.get("lost"),
+        "gained": metrics.get("gained"),
         "noise": measured(record.noise_floor.kld) if record.noise_floor else None,
         "provenance": provenance(record),
     }

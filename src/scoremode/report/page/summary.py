@@ -242,7 +242,7 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
     if scores.against is not None:
         rows = _rows(scores, places)
         compared = Compared(
-            _metrics(run, scores, scores.against, blocks),
+            _metrics(run, scores.against, blocks),
             _tail(scores.against.kld, blocks),
             histogram(scores.against.kld, blocks),
             binned_means(scores, scores.against, blocks),
@@ -284,17 +284,12 @@ def _units(run: FinishedRun) -> Units:
     )
 
 
-def _metrics(
-    run: FinishedRun, scores: Scores, against: Comparison, blocks: Blocks
-) -> dict[str, Metric]:
+def _metrics(run: FinishedRun, against: Comparison, blocks: Blocks) -> dict[str, Metric]:
     assert run.record.distribution
     kept = run.record.distribution["kld"]
     values = {percent: kept[f"{percent:g}"] for percent in PERCENTILES}
     found = percentile_intervals(against.kld, values, blocks)
-    own, theirs = scores.top1 == scores.target, against.base_top1 == scores.target
-    means = {"lost": blocks.mean(theirs & ~own), "gained": blocks.mean(own & ~theirs)}
-    shares = estimates({name: mean for name, mean in means.items() if mean}, blocks.length)
-    return {PERCENTILES[percent]: metric for percent, metric in found.items()} | shares
+    return {PERCENTILES[percent]: metric for percent, metric in found.items()}
 
 
 def _tail(kld: Floats, blocks: Blocks) -> TailPoints:
