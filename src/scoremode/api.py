@@ -568,18 +568,21 @@ def write_report(
     *,
     title: str | None = None,
     plots: str | Path | None = None,
+    margin: float | str | None = None,
 ) -> Path:
     """Writes the page of `scoremode report` to `output`, and its charts as SVG and PNG into `plots`;
     returns the page's path.
 
     `runs`: as in `compare`, but those that can't be compared stand in sections of their own; `title`:
-    the page's, which names the base and the text by default. Raises UsageError, also where the extra
-    `scoremode[report]` is missing, and RunFolderError.
+    the page's, which names the base and the text by default; `margin`: as in `compare`. Raises
+    UsageError, also where the extra `scoremode[report]` is missing, and RunFolderError.
     """
     from scoremode.report.page import document as make
 
-    asked = Report.of(runs=_folders(runs), output=output, plots=plots, title=title)
-    return make.write_report(asked.runs, asked.output, asked.plots, title=asked.title)[0]
+    given = {"output": output, "plots": plots, "title": title, "margin": margin}
+    asked = Report.of(runs=_folders(runs), **given)
+    of = {"title": asked.title, "margin": asked.margin}
+    return make.write_report(asked.runs, asked.output, asked.plots, **of)[0]
 
 
 @names_keywords

@@ -49,7 +49,8 @@ def run(i: int, bits: float, name: str, noise: float) -> dict[str, Any]:
         "top1": measured(1 - min(0.6, kld**0.5 * 0.6), 0.004),
         "confident_flips": measured(min(0.01, kld * 0.1), 0.3),
         "flips": measured(min(0.6, kld**0.5 * 0.6), 0.02), "lost": measured(0.02, 0.1),
-        "gained": measured(0.01, 0.1), "noise": None, "provenance": provenance(name),
+        "gained": measured(0.01, 0.1), "noise": None,
+        "ranks": (i + 1, i + 1), "verdicts": [], "provenance": provenance(name),
     }  # fmt: skip
 
 

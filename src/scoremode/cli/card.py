@@ -18,7 +18,7 @@ from scoremode.cli.measure import Kld
 from scoremode.cli.screen import Session
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.spec.flag import Flag, Name, PathName, Switch
-from scoremode.spec.run import Runs
+from scoremode.spec.run import Margin, Runs
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -37,7 +37,7 @@ _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
 _Given = dict[str, Any]
 
 
-class Card(Runs, Command):
+class Card(Runs, Margin, Command):
     called = "card"
     summary = "make Markdown and the hub's metadata for a model card"
     about = (
@@ -71,7 +71,7 @@ class Card(Runs, Command):
         session.screen.stage("reading the runs")
         from scoremode.results.folders.paths import run_folders
 
-        groups = groups_of(run_folders(self.runs, session.screen.line))
+        groups = groups_of(run_folders(self.runs, session.screen.line), self.margin)
         session.screen.clear()
         if self.push is not None:
             return self._push(self.push, groups, session)
@@ -155,8 +155,9 @@ def card(folders: Sequence[Path]) -> str:
     return _block(groups_of(folders))
 
 
-def groups_of(folders: Sequence[Path]) -> "list[Group]":
-    """The runs by plan and base, each group ranked, in the order in which they were named."""
+def groups_of(folders: Sequence[Path], margin: float | None = None) -> "list[Group]":
+    """The runs by plan and base, each group ranked, in the order in which they were named; `margin`:
+    of the verdicts."""
     from scoremode.report.card.content import Group
     from scoremode.results.comparison.ranking import check_folders, ranked
     from scoremode.results.folders.finished import open_run
@@ -171,7 +172,7 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
             )
     groups = []
     for members in _grouped(runs):
-        value = ranked(members)
+        value = ranked(members, margin=margin)
         by_folder = {str(run.folder): run.record for run in members}
         records = [by_folder[row["folder"]] for row in value["runs"]]
         group = Group(value, records, ())

@@ -248,7 +248,7 @@ class Merge(_Shards, Label, Margin, Table, Gates, Command):
         return exit_code_of(gates.judge(record) if gates else [])
 
 
-class Report(Runs, Command):
+class Report(Runs, Margin, Command):
     called = "report"
     summary = "show finished runs on one page with charts"
     about = (
@@ -287,6 +287,7 @@ class Report(Runs, Command):
             self.output,
             self.plots,
             title=self.title,
+            margin=self.margin,
             command=session.command,
             notify=screen.line,
             progress=screen.progress,

@@ -46,7 +46,7 @@ def runs_table(
     if any("word_ppl" in row for row in rows):
         further = words_too | dict(further)
     # Tied runs have several.
-    several = Column("rank", "rank", _ranks, lambda both: both, ("_first", "_last"), 9)
+    several = Column("rank", "rank", ranks_words, lambda both: both, ("_first", "_last"), 9)
     columns = (
         data("rank"),
         words("model", "label"),
@@ -70,7 +70,10 @@ def runs_table(
     )
 
 
-def _ranks(both: Sequence[int]) -> str:
+def ranks_words(both: Sequence[int] | None) -> str:
+    """`2`, or `2–4` of a run that is tied; nothing of one that is not ranked."""
+    if both is None:
+        return "–"
     first, last = both
     return f"{first}" if first == last else f"{first}–{last}"
 

@@ -271,7 +271,7 @@ def test_a_pull_request_has_all_of_it_and_nothing_that_was_there_is_lost(hub, ru
     assert json.loads(files["scoremode/a/record.json"])["schema"] == "scoremode.record"
     shown = out.splitlines()
     assert any(line.startswith("--- README.md (") for line in shown)
-    assert "+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |" in shown
+    assert any(set(line) == set("+|- :") for line in shown)
     assert not any(line.startswith("-license") for line in shown)
 
 

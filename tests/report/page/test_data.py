@@ -86,6 +86,12 @@ def test_neighbours_differ_as_compare_says(made_report):
     """Rounding apart: it sums columns where the report sums stretches of them."""
     found = ranking([made_report.folders[name] for name in ("a", "b", "c", "d", "e")])
     matrices = {matrix["of"]: matrix for matrix in made_report.section["matrices"]}
+    by_id = {run["id"]: run for run in made_report.section["runs"]}
+    for run in found["runs"]:
+        own = by_id[made_report.id_of(run["label"])]
+        kinds = [(one["metric"], one["kind"]) for one in run["verdicts"]]
+        assert [(one["metric"], one["kind"]) for one in own["verdicts"]] == kinds and kinds
+        assert tuple(own["ranks"]) == tuple(run["ranks"])
     assert [len(m["pairs"]) for m in matrices.values()] == [10, 15]
     for test in found["tests"]:
         a, b = made_report.id_of(test["a"]), made_report.id_of(test["b"])

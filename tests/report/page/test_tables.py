@@ -5,6 +5,7 @@ from support.report_data import report_data
 
 from scoremode.report.page import tables
 from scoremode.report.page.figures import identities, quants
+from scoremode.results.statistics.verdict import Verdict
 
 
 @pytest.fixture
@@ -54,3 +55,14 @@ def test_groups_are_deeper_the_further_above_the_mean(section):
     kinds = [int(cell.attributes["class"][1:]) for cell in first]
     assert kinds == sorted(kinds, reverse=True) and kinds[0] > kinds[-1]
     assert [float(cell.attributes["data-value"]) for cell in first] == chart["series"][0]["y"]
+
+
+def test_tied_runs_have_the_ranks_that_they_may_have_and_their_verdicts(section):
+    verdict = Verdict("kld", "nats", False, 0.01, 0.02, (0.019, 0.021), 9, "worse", by=0.019)
+    for run in section["runs"][:2]:
+        run |= {"ranks": (1, 2), "verdicts": [verdict.to_json()]}
+    table = tables.ranking_table(section, identities(section), "t")
+    assert table.heads[-1] == "beside the base"
+    assert [row.cells[0].text for row in table.rows] == ["–", "1–2", "1–2", "3", "4"]
+    words = "worse by 0.019 nats"
+    assert [row.cells[-1].text for row in table.rows] == ["–", words, words, "–", "–"]

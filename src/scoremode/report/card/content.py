@@ -101,8 +101,10 @@ def _table(value: Mapping[str, Any]) -> Table:
         size(row["gib"] for row in rows),
         _with_interval("word PPL", ".4f"),
         *(_card_column(metric, own) for metric, own in shown("card")),
+        words("beside the base", "verdict_base"),
     )
     names = ("bits_per_weight", "gib", "word_ppl", *(metric.key for metric, _ in shown("card")))
+    names = (*names, "verdict_base")
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [

@@ -28,6 +28,7 @@ from scoremode.report.page.definition import (
     SCHEMA,
     SCHEMA_VERSION,
     Base,
+    Matrix,
     Measured,
     Provenance,
     ReportData,
@@ -49,7 +50,9 @@ from scoremode.results.record.checks import checked_record, unlike_dtypes
 from scoremode.results.record.definition import Done, Record
 from scoremode.results.record.section import Metric, value_at
 from scoremode.results.statistics.blocks import CONVERSATIONS
-from scoremode.results.statistics.bootstrap import covered
+from scoremode.results.statistics.bootstrap import WHOLE, covered
+from scoremode.results.statistics.pairs import ranks
+from scoremode.results.statistics.verdict import verdicts
 
 _TESTED = "Runs have their intervals, and are tested against each other,"
 _RULES = {
@@ -77,12 +80,14 @@ def report_data(
     folders: Sequence[Path],
     progress: Callable[[int, int], None] = lambda *_: None,
     title: str | None = None,
+    margin: float | None = None,
 ) -> ReportData:
     """The data of the finished runs in `folders`, whatever they measured: those that may be compared
     are a section.
 
     `progress` gets the number of runs newly read, and of all. One is in memory at a time. `title`: the
-    report's, None for one that names the base and the text.
+    report's, None for one that names the base and the text; `margin`: of the verdicts, None for each
+    metric's own.
 
     Raises UsageError where there is no run, or one twice, RunFolderError for one that isn't finished,
     or whose record isn't what its scores give.
@@ -106,7 +111,7 @@ def report_data(
         sections.append(_ranked(summaries))
     models = _models(sections)
     made = [
-        _section(number, summaries, models, at)
+        _section(number, summaries, models, at, margin)
         for number, (summaries, at) in enumerate(zip(sections, places, strict=True))
     ]
     times = [r["provenance"]["finished"] for section in made for r in section["runs"]]
@@ -163,7 +168,11 @@ def _model(summary: Summary, compared: Done | None) -> Named:
 
 
 def _section(
-    number: int, summaries: Sequence[Summary], models: Sequence[Named], places: Sequence[Place]
+    number: int,
+    summaries: Sequence[Summary],
+    models: Sequence[Named],
+    places: Sequence[Place],
+    margin: float | None,
 ) -> Section:
     compared = _reference(summaries)
     against = named_base(compared.reference) if compared and compared.reference else None
@@ -188,6 +197,9 @@ def _section(
         base = base_of(compared, name, bases[0] if bases else None, own)
     ranked = {id_: summary for id_, summary in by_id.items() if id_ not in bases}
     tests = matrices(ranked, blocks)
+    by = "nll" if compared is None else "kld"
+    test = next((one for one in tests if one["of"] == by), None)
+    _judge([run for run in runs if not run["is_base"]], test, blocks, margin)
     # A base against itself is 0 everywhere.
     against = {id_: s.compared for id_, s in ranked.items() if s.compared is not None}
     texts = {token: text for s in summaries for token, text in s.texts.items()}
@@ -290,6 +302,42 @@ def _base(record: Record) -> str | None:
     return str(record.reference.sha256 or None) if record.reference else None
 
 
+def _judge(
+    runs: Sequence[Run],
+    test: Matrix | None,
+    blocks: Cut,
+    margin: float | None,
+) -> None:
+    """Gives ranked runs their ranks, by the test of what they are ranked by, and their verdicts."""
+    place = {run["id"]: i for i, run in enumerate(runs)}
+    # Only runs against a base have one, and these are ranked by KLD.
+    floors = {run["id"]: run["noise"]["value"] if run["noise"] else 0.0 for run in runs}
+    told: list[tuple[int, int]] = []
+    for pair in test["pairs"] if test else ():
+        one, other = pair["a"], pair["b"]
+        floor = max(floors[one], floors[other])
+        if pair["verdict"] in ("lower", "higher") and abs(pair["value"]) > floor:
+            both = place[one], place[other]
+            told.append(both if pair["verdict"] == "lower" else both[::-1])
+    clusters = len(blocks.weights) if blocks.chosen.tokens == WHOLE else None
+    # Those without a KLD stand behind the others.
+    tested = ranks(len(test["order"]), told) if test else []
+    for i, run in enumerate(runs):
+        run["ranks"] = tested[i] if i < len(tested) else (i + 1, i + 1)
+        metrics = {
+            key: Metric(found["value"], _ends(found), found["n"], found["note"])
+            for key in ("kld", "ppl_ratio", "acceptance")
+            if (found := run[key]) is not None
+        }
+        found = verdicts(metrics, margin, floor=floors[run["id"]], clusters=clusters)
+        run["verdicts"] = [verdict.to_json() for verdict in found]
+
+
+def _ends(found: Measured) -> tuple[float, float] | None:
+    low, high = found["lower"], found["upper"]
+    return None if low is None or high is None else (low, high)
+
+
 def run_of(
     summary: Summary, id_: str, model: int, name: str, ends: Mapping[str, Metric], *, of_base: bool
 ) -> Run:
@@ -332,6 +380,8 @@ def run_of(
         "lost": metrics.get("lost"),
         "gained": metrics.get("gained"),
         "noise": measured(record.noise_floor.kld) if record.noise_floor else None,
+        "ranks": None,
+        "verdicts": [],
         "provenance": provenance(record),
     }
 

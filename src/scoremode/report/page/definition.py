@@ -253,6 +253,8 @@ class Run(TypedDict):
       that; `acceptance`: of the model's drafts by the base; `lost`: base right and model wrong;
       `gained`: the other way around; `confident_flips`: of the targets where the base was sure.
     - `noise`: KLD of the base against itself, where that was measured; a smaller KLD is noise.
+    - `ranks`: the first and the last that it may have, None of the base's; `verdicts`: how it stands
+      beside the base (`results.statistics.verdict`).
     """
 
     id: str
@@ -285,6 +287,8 @@ class Run(TypedDict):
     lost: Measured | None
     gained: Measured | None
     noise: Measured | None
+    ranks: tuple[int, int] | None
+    verdicts: list[dict[str, Any]]
     provenance: Provenance
 
 

@@ -371,6 +371,7 @@ def write_report(
     plots: Path | None = None,
     *,
     title: str | None = None,
+    margin: float | None = None,
     command: Sequence[str] | None = None,
     notify: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -379,6 +380,7 @@ def write_report(
     charts as files into `plots`; returns the files written, the page first.
 
     - `title`: the page's, None for one that names the base and the text
+    - `margin`: of the verdicts, None for each metric's own
     - `command`: the command line, which the page names
     - `notify`, `progress`: are told which runs are left out, and how many are newly read of how many
 
@@ -386,7 +388,7 @@ def write_report(
     RunFolderError for a run that can't be believed, and for a file that can't be written.
     """
     plotting()
-    report: ReportData = report_data(run_folders(runs, notify), progress, title)
+    report: ReportData = report_data(run_folders(runs, notify), progress, title, margin)
     if command is not None:
         report["command"] = list(command)
     write_output(output, page(report))

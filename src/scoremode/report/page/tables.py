@@ -25,9 +25,11 @@ from scoremode.report.page.style import (
     size_words,
 )
 from scoremode.report.run import tasks_of_runs
+from scoremode.report.runs import ranks_words
 from scoremode.results.metrics import METRIC, MetricSpec, Shown, shown
 from scoremode.results.record.section import decode
 from scoremode.results.record.text import Tasks
+from scoremode.results.statistics.verdict import Verdict
 
 # From how many times a run's mean on a cell has the next deeper colour.
 _HEATS = (0.5, 0.8, 1.25, 2.0, 4.0)
@@ -77,21 +79,29 @@ class Table:
 
 
 def ranking_table(section: Section, who: Mapping[str, Who], name: str) -> Table:
-    """All runs in the order of the ranking: sizes, metrics, and their intervals below them."""
+    """All runs in the order of the ranking, tied ones with the ranks that they may have: how they stand
+    beside the base, sizes, metrics, and their intervals below them."""
     first, others = _ranked_metrics()
+    key = {"kld": "kld", "ppl": "ppl_ratio"}[section["ranked_by"]]
+    is_judged = any(run["verdicts"] for run in section["runs"])
     heads = ["", "model", first[1].heading, "size", "bits/weight, file", LAYER_BITS]
     heads += [own.heading for _, own in others]
+    heads += ["beside the base"] if is_judged else []
     body = []
     base = section["base"]
     if base is not None and base["run"] is None:
         head = _head(f"{base['name']} (base)", title=base["source"])
-        body.append(Line([_plain("–", 0), head, *_ranked_cells(base)], {"class": "base"}))
+        cells = [_plain("–", 0), head, *_ranked_cells(base), *([Cell("–")] if is_judged else [])]
+        body.append(Line(cells, {"class": "base"}))
     rank = 0
     for run in section["runs"]:
         rank += not run["is_base"]
         tint = None if run["is_base"] else who[run["id"]]["tint"]
-        place = _plain("–", 0) if run["is_base"] else _plain(str(rank), rank)
+        place = _plain("–", 0) if run["is_base"] else _plain(ranks_words(run["ranks"]), rank)
         cells = [place, _head(run["name"], tint, title=run["source"]), *_ranked_cells(run)]
+        if is_judged:
+            found = [Verdict.of_json(one) for one in run["verdicts"] if one["metric"] == key]
+            cells.append(Cell(found[0].short if found else "–"))
         attributes = {"data-run": run["id"], "class": "base" if run["is_base"] else None}
         body.append(Line(cells, attributes))
     return Table(name, "sortable", heads, body, left=1)
