@@ -318,7 +318,7 @@ def _judge(
         floor = max(floors[one], floors[other])
         if pair["verdict"] in ("lower", "higher") and abs(pair["value"]) > floor:
             both = place[one], place[other]
-            told.append(both if pair["verdict"] == "lower" else both[::-1])
+            told.append(both if pair["verdict"] == "lower" else (both[1], both[0]))
     clusters = len(blocks.weights) if blocks.chosen.tokens == WHOLE else None
     # Those without a KLD stand behind the others.
     tested = ranks(len(test["order"]), told) if test else []
