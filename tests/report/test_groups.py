@@ -71,9 +71,10 @@ def test_the_document_has_all_metrics_and_its_data_in_full(runs):
     record = read_record(runs["one"])
     document = groups_document(read_document(record))
     text = document_text(document)
-    assert all(len(line) <= 104 for line in text.splitlines())
+    assert all(len(line) <= 116 for line in text.splitlines())
     for group in record["breakdown"]["label"]:
         assert f"{group['halved']['value']:.2%}" in text
+        assert f"{group['acceptance']['value']:.2%}" in text
         assert f"{group['entropy_change']['value']:+.3g}" in text
         assert f"{group['kld_p999']['value']:.3g}" in text
     rows = list(csv.DictReader(io.StringIO(table_csv(document.data))))
@@ -154,11 +155,12 @@ def test_long_windows_are_told_by_the_tokens_before(name, runs):
     lines = document_text(shown(read_document(record), runs[name])).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("tokens before "))
     for line, group in zip(lines[at + 2 :], depth, strict=False):
-        assert line.startswith(group["group"]) and len(line) <= 100
+        assert line.startswith(group["group"]) and len(line) <= 105
         wanted = ["ppl"] if name == "alone" else ["ppl", "ppl_ratio"]
         assert all(f"{group[metric]['value']:.4f}" in line for metric in wanted)
         if name == "one":
             assert f"{group['kld']['value']:.3g}" in line
+            assert f"{group['acceptance']['value']:.2%}" in line
             assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
     rows = groups_document(read_document(record)).data.rows
     assert [row[1] for row in rows if row[0] == "depth"] == [group["group"] for group in depth]

@@ -93,7 +93,7 @@ def test_groups_of_the_text_have_a_table_a_metric_and_turns_a_line(tmp_path):
     (section,) = report_data([tmp_path / "one"])["sections"]
     by_id = {c["id"]: c for c in section["charts"]}
     groups = record["breakdown"]["label"]
-    for metric in ("kld", "ppl_ratio", "top1", "confident_flips"):
+    for metric in ("kld", "ppl_ratio", "top1", "acceptance", "confident_flips"):
         found = by_id["group:label" if metric == "kld" else f"group:label:{metric}"]
         (one,) = found["series"]
         assert [b["name"] for b in found["bins"] or []] == [g["group"] for g in groups]

@@ -174,8 +174,8 @@ def test_labels_have_what_the_whole_text_has_and_the_worst_is_first():
         own = Scores.from_columns({k: v[rows] for k, v in scores.columns().items()})
         # The same numbers as a text of the group's targets alone, blocks and all.
         alone = sections(own, LENGTH, {}, block_length=LENGTH)["metrics"]
-        names = ("ppl", "ppl_ratio", "kld", "top1", "confident_flips", "halved", "entropy_change",
-                 "kld_p99", "kld_p999")  # fmt: skip
+        names = ("ppl", "ppl_ratio", "kld", "top1", "acceptance", "confident_flips", "halved",
+                 "entropy_change", "kld_p99", "kld_p999")  # fmt: skip
         for name in names:
             assert group[name]["value"] == pytest.approx(alone[name]["value"], rel=1e-12), name
             assert (group[name]["n"], group[name]["note"]) == (
@@ -284,6 +284,7 @@ def test_depths_are_those_made_row_by_row(weighted):
         assert values["ppl_ratio"] == pytest.approx(ratio)
         assert values["kld"] == pytest.approx(mean(against.kld))
         assert values["top1"] == pytest.approx(mean(scores.top1 == against.base_top1))
+        assert values["acceptance"] == pytest.approx(mean(1 - against.tv))
     assert sum(group.n for group in found) == len(scores)
     late = [group.means["ppl_ratio"].value for group in found]
     assert max(late[:3]) < 1.1 < 2.4 < min(late[3:])
@@ -329,7 +330,7 @@ def test_a_record_has_them_with_intervals(alone):
     found = sections(scores, 4200, {}, block_length=4200)["breakdown"]["depth"]
     assert [group["group"] for group in found] == NAMES[:4]
     for group in found:
-        for name in ["ppl"] if alone else ["ppl", "ppl_ratio", "kld", "top1"]:
+        for name in ["ppl"] if alone else ["ppl", "ppl_ratio", "kld", "top1", "acceptance"]:
             low, high = group[name]["ci95"]
             assert low <= group[name]["value"] <= high
     if not alone:

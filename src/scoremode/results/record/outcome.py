@@ -98,6 +98,7 @@ class Group(Section, frozen=True, kw_only=True, rename={"from_": "from"}):
     ppl_ratio: Metric | UnsetType = UNSET
     ppl: Metric | UnsetType = UNSET
     top1: Metric | UnsetType = UNSET
+    acceptance: Metric | UnsetType = UNSET
     confident_flips: Metric | UnsetType = UNSET
     halved: Metric | UnsetType = UNSET
     entropy_change: Metric | UnsetType = UNSET

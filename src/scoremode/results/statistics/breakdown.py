@@ -110,7 +110,7 @@ def labelled_groups(
     columns: dict[str, NDArray] = {"ppl": scores.nll}
     if (against := scores.against) is not None:
         columns |= {"kld": against.kld, "ppl_ratio": log_ratio(scores, against)}
-        columns |= {"top1": scores.top1 == against.base_top1}
+        columns |= {"top1": scores.top1 == against.base_top1, "acceptance": 1 - against.tv}
 
     def made(
         of: str, group: NDArray, names: list[str], bounds: Sequence[Ends] | None
@@ -189,7 +189,7 @@ def _position_starts(last: int) -> list[int]:
 
 def depth_groups(scores: Scores, blocks: Blocks) -> list[Group]:
     """Groups `depth` in order, but for those that weigh nothing: `ppl`, against a base also `kld`,
-    `ppl_ratio` and `top1`. None for windows of up to 4,096 tokens."""
+    `ppl_ratio`, `top1` and `acceptance`. None for windows of up to 4,096 tokens."""
     last = int(scores.position.max())
     if last < _LONG:
         return []
@@ -200,7 +200,7 @@ def depth_groups(scores: Scores, blocks: Blocks) -> list[Group]:
     columns = {"ppl": scores.nll}
     if (against := scores.against) is not None:
         columns |= {"kld": against.kld, "ppl_ratio": log_ratio(scores, against)}
-        columns |= {"top1": scores.top1 == against.base_top1}
+        columns |= {"top1": scores.top1 == against.base_top1, "acceptance": 1 - against.tv}
     group = np.digitize(scores.position, starts) - 1
     counts = np.bincount(group, minlength=len(starts))
     found = []
