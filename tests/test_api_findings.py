@@ -66,14 +66,14 @@ def same(one, other):
     ("function", "command", "own"),
     [
         (scoremode.attribute, Attribute, {"windows"}),
-        (scoremode.tasks, Tasks, set()),
+        (scoremode.tasks, Tasks, {"margin"}),
         (scoremode.plan, Plan, set()),
         (scoremode.inspect, Inspect, set()),
         (scoremode.verify, Verify, set()),
         (scoremode.check, Check, set()),
         (scoremode.status, Status, {"watch"}),
         (scoremode.compare, Compare, {"groups", "output"}),
-        (scoremode.merge, Merge, set()),
+        (scoremode.merge, Merge, {"margin"}),
     ],
 )
 def test_every_flag_is_a_keyword_and_every_keyword_a_flag(function, command, own):

@@ -158,6 +158,7 @@ def test_gates_are_in_the_table_in_the_json_and_in_the_exit_code(comparison, cap
     shown = json.loads(out)
     (gate,) = shown["gates"]
     assert code == 0 and (gate["limit"], gate["met"]) == (9, True)
+    assert {v["kind"] for v in shown.pop("verdicts")} == {"undecided"}
     assert shown in [record for _, record in find_runs(tmp_path)]
 
 

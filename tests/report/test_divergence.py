@@ -98,7 +98,7 @@ def test_the_number_comes_first_and_details_where_asked(run):
     )
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
     assert rows[1].startswith("against ")
-    assert "\n\n" not in short and len(rows) == 14
+    assert "\n\n" not in short and len(rows) == 15
     over = (
         f"{record['plan']['scored']:,} targets (scored tokens) in "
         f"{record['plan']['windows']:,} windows of made.txt"

@@ -50,6 +50,7 @@ class _Run(Flags):
 
 class Show(_Run, Margin, Table, Gates, Command):
     called = "show"
+    usage = "scoremode show RUN [flags]"
     summary = "print a finished run's table"
     about = (
         "Prints the table of a finished run, and checks it against gates. Reads its record "

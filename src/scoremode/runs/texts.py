@@ -1,5 +1,6 @@
 """Texts as flags name them, those of a command as those of a record: read here for both."""
 
+import os.path
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def read_text(spec: Text, reads: Reads = lambda _: None) -> corpus.Corpus:
         )
     if spec.text is not None:
         # Taken for a text, a file's name would be scored in its place: nine bytes of "wiki.test".
-        if len(spec.text) < 4096 and "\n" not in spec.text and Path(spec.text).is_file():
+        if os.path.isfile(spec.text):
             raise UsageError(f"--text {spec.text}: is a file: give it with -f {spec.text}")
         return corpus.from_string(spec.text)
     if spec.file is not None:

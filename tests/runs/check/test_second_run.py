@@ -100,5 +100,5 @@ def test_a_model_that_lacks_a_token_is_another_one(published):
     options = options_of(record["engine"], None)
     with pytest.raises(UsageError, match="is another model: the run has token id"):
         model = resolve_local(published.quant)
-        score_again(typed(record), drawn, model, Sources(), options, full=False,
+        score_again(typed(record), drawn, model, Sources(), options, full=False, draft=None,
                     progress=lambda *_: None)  # fmt: skip
