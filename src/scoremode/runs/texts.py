@@ -38,8 +38,8 @@ def read_text(spec: Text, reads: Reads = lambda _: None) -> corpus.Corpus:
             name, config, split=split, revision=spec.dataset_revision, **how
         )
     if spec.text is not None:
-        # Taken for a text, a file's name would be scored in its place: nine bytes of "wiki.test". A path
-        # raises an error for a text longer than a name can be, which this doesn't.
+        # Taken for a text, a file's name would be scored in its place: nine bytes of "wiki.test".
+        # Unlike a Path's method, this bears a text longer than a name can be.
         if os.path.isfile(spec.text):  # noqa: PTH113
             raise UsageError(f"--text {spec.text}: is a file: give it with -f {spec.text}")
         return corpus.from_string(spec.text)
