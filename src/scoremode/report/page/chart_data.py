@@ -89,7 +89,7 @@ _SURVIVAL = {
     "sampled": (
         "How long samples would stay the same",
         "After so many tokens of this text, the share of samples that agree, if model and base are "
-        "drawn as alike as can be. Neither wrote this text; on what they write it may be another share.",
+        "drawn as alike as can be. Neither wrote this text; on what they write it may be another.",
     ),
 }
 # Attributions of one run, the finest first: of several the first one is shown.
