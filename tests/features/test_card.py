@@ -140,7 +140,7 @@ def test_the_base_s_own_run_is_a_row_and_nothing_of_it_is_published(tmp_path):
     assert [command[2] for command in group.commands] == ["q"]
     assert {r.metric_name.rpartition(", ")[2] for r in results_of([group], {})} == {"q"}
     (row,) = (line for line in card_block([group]).splitlines() if "base (base)" in line)
-    assert row.count("—") == 5
+    assert row.count("—") == 7
     (alone,) = groups_of([base])
     assert len(alone.commands) == 1 and len(results_of([alone], {})) == 5
 

@@ -54,6 +54,7 @@ def test_every_value_of_a_run_has_its_column_in_the_csv(value):
         "kld_p99_nats": "kld_p99",
         "top1_share": "top1",
         "acceptance_share": "acceptance",
+        "half_life_tokens": "half_life",
         "size_gib": "gib",
     }
     named = {units.get(name, name) for name in one}

@@ -56,6 +56,7 @@ def runs_table(
         data("is_base"),
         data("n"),
         *(column for metric, own in shown("runs") for column in _columns_of(metric, own)),
+        HALF_LIFE,
         number(LAYER_BITS, "bits_per_weight", ".3f", 4),
         size(row["gib"] for row in rows),
         *further.values(),
@@ -68,6 +69,14 @@ def runs_table(
             for row in rows
         ),
     )
+
+
+HALF_LIFE = number("half-life", "half_life_tokens", "d", 3)
+
+
+def half_life_cell(found: Mapping[str, Any] | None) -> int | Said | None:
+    """A half-life in tokens, or how many it is longer than."""
+    return found and (found["tokens"] or Said(f">{found['longest']}"))
 
 
 def ranks_words(both: Sequence[int] | None) -> str:
@@ -104,7 +113,7 @@ def _cells(row: Mapping[str, Any], *, has_ranks: bool) -> tuple[Any, ...]:
         *([row.get("ranks")] if has_ranks else []),
         *(row["model"], row["folder"]),
         *(row["is_base"], row["ppl"]["n"]),
-        *cells,
+        *(*cells, half_life_cell(row["half_life"])),
         *(row["bits_per_weight"], row["gib"]),
     )
 

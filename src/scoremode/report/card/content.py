@@ -38,6 +38,7 @@ from scoremode.report.facts import (
     protocol_words,
 )
 from scoremode.report.rendering import literal, preformatted, table_markdown
+from scoremode.report.runs import HALF_LIFE, half_life_cell
 from scoremode.results.labels import base_of
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 from scoremode.results.record.definition import Done
@@ -101,19 +102,24 @@ def _table(value: Mapping[str, Any]) -> Table:
         size(row["gib"] for row in rows),
         _with_interval("word PPL", ".4f"),
         *(_card_column(metric, own) for metric, own in shown("card")),
+        HALF_LIFE,
         words("beside the base", "verdict_base"),
     )
     names = ("bits_per_weight", "gib", "word_ppl", *(metric.key for metric, _ in shown("card")))
-    names = (*names, "verdict_base")
+    names = (*names, "half_life", "verdict_base")
     # What a base differs from itself by is no news.
     own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
         (f"{row['label']} (base)", *(cell_of(row.get(n)) if n in own else None for n in names))
         if row["is_base"]
-        else (row["label"], *(cell_of(row.get(n)) for n in names))
+        else (row["label"], *(_cell(row, name) for name in names))
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    return half_life_cell(row[name]) if name == "half_life" else cell_of(row.get(name))
 
 
 def _card_column(metric: MetricSpec, own: Shown) -> Column:

@@ -282,7 +282,8 @@ def _row(
     compared: bool,
 ) -> dict[str, Any]:
     if not compared:
-        row |= dict.fromkeys(("ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
+        others = [m.key for m, _ in shown("runs") if m.base]
+        row |= dict.fromkeys((*others, "ratio_to", "half_life"))
     if row["ppl_ratio"] is None and base is not None and run is not base:
         row["ppl_ratio"] = _paired(run, base, blocks)["ppl_ratio"].to_json()
         row["ratio_to"] = "run of the base"
@@ -439,6 +440,7 @@ def run_row(record: Record, folder: Path | None, label: str) -> dict[str, Any]:
         "ppl_ratio": (ratio := metrics.pop("ppl_ratio")),
         "ratio_to": None if ratio is None else "reference",
         **metrics,
+        "half_life": _half_life(document),
         "bits_per_weight": value_at(document, "checkpoint.bits_per_weight.body"),
         "gib": gib_of(document["checkpoint"]),
     }
@@ -458,7 +460,7 @@ def base_row(record: Record) -> dict[str, Any] | None:
     # A file of logits has no checkpoint.
     checkpoint = document["reference"].get("checkpoint") or {}
     others = [m.key for m, _ in shown("runs") if m.base and m.key != "ppl_ratio"]
-    nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", *others))
+    nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", *others, "half_life"))
     return {
         "label": base.name,
         "model": base.parts[0],
@@ -477,6 +479,13 @@ def _value(document: Mapping[str, Any], metric: MetricSpec) -> Any:
     if metric.percent is not None:
         return value_at(document, f"distribution.kld.{metric.percent:g}")
     return value_at(document, f"metrics.{metric.key}")
+
+
+def _half_life(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`tokens`, None where no window or reply is long enough; `longest`, the longest one's tokens."""
+    if (curve := value_at(document, "survival.sampled")) is None:
+        return None
+    return {"tokens": curve["half_life"], "ci95": curve["ci95"], "longest": curve["longest"]}
 
 
 def _of_words(document: Mapping[str, Any], name: str) -> dict[str, Any]:
