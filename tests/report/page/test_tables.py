@@ -62,7 +62,7 @@ def test_tied_runs_have_the_ranks_that_they_may_have_and_their_verdicts(section)
     for run in section["runs"][:2]:
         run |= {"ranks": (1, 2), "verdicts": [verdict.to_json()]}
     table = tables.ranking_table(section, identities(section), "t")
-    assert table.heads[-1] == "beside the base"
+    assert table.heads[2:4] == ["mean KLD (nats)", "beside the base"]
     assert [row.cells[0].text for row in table.rows] == ["–", "1–2", "1–2", "3", "4"]
     words = "worse by 0.019 nats"
-    assert [row.cells[-1].text for row in table.rows] == ["–", words, words, "–", "–"]
+    assert [row.cells[3].text for row in table.rows] == ["–", words, words, "–", "–"]

@@ -33,6 +33,8 @@ from scoremode.results.statistics.verdict import Verdict
 
 # From how many times a run's mean on a cell has the next deeper colour.
 _HEATS = (0.5, 0.8, 1.25, 2.0, 4.0)
+# The place of the verdicts in the ranking: behind what they are on.
+_JUDGED = 3
 _PATHS = {
     "circle": "M-4.4,0a4.4,4.4 0 1,0 8.8,0a4.4,4.4 0 1,0 -8.8,0",
     "square": "M-4,-4h8v8h-8z",
@@ -84,14 +86,15 @@ def ranking_table(section: Section, who: Mapping[str, Who], name: str) -> Table:
     first, others = _ranked_metrics()
     key = {"kld": "kld", "ppl": "ppl_ratio"}[section["ranked_by"]]
     is_judged = any(run["verdicts"] for run in section["runs"])
-    heads = ["", "model", first[1].heading, "size", "bits/weight, file", LAYER_BITS]
-    heads += [own.heading for _, own in others]
-    heads += ["beside the base"] if is_judged else []
+    heads = ["", "model", first[1].heading, *(["beside the base"] if is_judged else [])]
+    heads += ["size", "bits/weight, file", LAYER_BITS, *(own.heading for _, own in others)]
     body = []
     base = section["base"]
     if base is not None and base["run"] is None:
         head = _head(f"{base['name']} (base)", title=base["source"])
-        cells = [_plain("–", 0), head, *_ranked_cells(base), *([Cell("–")] if is_judged else [])]
+        cells = [_plain("–", 0), head, *_ranked_cells(base)]
+        if is_judged:
+            cells.insert(_JUDGED, Cell("–"))
         body.append(Line(cells, {"class": "base"}))
     rank = 0
     for run in section["runs"]:
@@ -101,7 +104,8 @@ def ranking_table(section: Section, who: Mapping[str, Who], name: str) -> Table:
         cells = [place, _head(run["name"], tint, title=run["source"]), *_ranked_cells(run)]
         if is_judged:
             found = [Verdict.of_json(one) for one in run["verdicts"] if one["metric"] == key]
-            cells.append(Cell(found[0].short if found else "–"))
+            words = found[0].short if found else "–"
+            cells.insert(_JUDGED, Cell(words, attributes={"class": "said"}))
         attributes = {"data-run": run["id"], "class": "base" if run["is_base"] else None}
         body.append(Line(cells, attributes))
     return Table(name, "sortable", heads, body, left=1)
