@@ -153,6 +153,16 @@ def test_code_is_what_lies_between_fences(tokenizer):
     assert "".join(text for _, text in parts[:-1]) == content
 
 
+@pytest.mark.parametrize("name", ["mistral with tools", "harmony with tools", "kimi k2"])
+def test_an_answer_that_begins_with_code_behind_a_mark_begins_a_line(tokenizer, name):
+    parts = said(tokenizer, STRUCTURES[name], {"content": "```python\nx = 1\n```\nDone."})
+    assert [part for part in parts if part[0] != "template"] == [
+        ["answer", "```python\n"],
+        ["code", "x = 1\n"],
+        ["answer", "```\nDone."],
+    ]
+
+
 def test_a_field_that_is_rewritten_is_refused(tokenizer):
     jinja = STRUCTURES["hermes"].jinja.replace("{{ m.content }}", "{{ m.content | upper }}")
     with pytest.raises(

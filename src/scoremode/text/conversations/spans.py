@@ -194,15 +194,16 @@ def _of_call(
 def _with_code(text: str, begin: int, end: int) -> Iterator[Part]:
     """An answer, and in it the lines between the fences of each block of code."""
     at, opened = begin, None
-    for fence in _FENCE.finditer(text, begin, end):
+    # By itself: templates write an answer behind a mark, and its first line begins there.
+    for fence in _FENCE.finditer(text[begin:end]):
         mark = fence[1]
         if opened is None:
             opened = mark
-            inside = min(fence.end() + 1, end)
+            inside = min(begin + fence.end() + 1, end)
             yield at, inside, _ANSWER
             at = inside
         elif mark.startswith(opened) and not fence[0].strip(f"{mark[0]} \t"):
             opened = None
-            yield at, fence.start(), _CODE
-            at = fence.start()
+            yield at, begin + fence.start(), _CODE
+            at = begin + fence.start()
     yield at, end, _ANSWER if opened is None else _CODE
