@@ -214,7 +214,7 @@ def _check_comparison(scores: Scores, against: Comparison) -> None:
             _refuse(column > 1 + 1e-5, scores, "is above 1", name, column)
     if against.kld_llama_cpp is None:
         # Distributions differ by at least as much as in the probability of one entry, the target. A
-        # llama.cpp file's probabilities add up to as much as 1 + V·e⁻¹⁶, and no divergence sees them so.
+        # llama.cpp file's add up to as much as 1 + V·e⁻¹⁶, and divergences are of them renormalized.
         apart = np.abs(np.exp(scores.logprob) - np.exp(against.base_logprob))
         _refuse(against.tv < apart - 1e-3, scores, "is less than its target's", "tv", against.tv)
     for name, top1 in (

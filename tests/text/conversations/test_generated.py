@@ -20,6 +20,7 @@ RECORD = {
     "base": {"source": "m"},
     "engine": {"engine": "torch"},
     "sampling": {"seed": 0},
+    "template": {"sha256": "0"},
     "output": {"sha256": DIGEST},
     "begun": "today",
 }
@@ -40,7 +41,7 @@ def put(chats, record) -> str:
 
 def test_a_run_repeats_who_said_it(chats):
     digest = put(chats, RECORD)
-    expected = {name: RECORD[name] for name in ("base", "engine", "sampling")}
+    expected = {name: RECORD[name] for name in ("base", "engine", "sampling", "template")}
     assert generated_by(chats, DIGEST) == expected | {"record_sha256": digest}
     assert from_conversations_file(chats).to_json()["generated"] == generated_by(chats, DIGEST)
 
@@ -58,7 +59,7 @@ def test_without_a_record_of_this_file_nobody_is_named(chats):
 
 
 def test_a_record_of_this_file_that_is_not_whole_is_refused(chats):
-    for name in ("base", "engine", "sampling"):
+    for name in ("base", "engine", "sampling", "template"):
         put(chats, RECORD | {name: None})
         with pytest.raises(CorpusError, match=f"chats.jsonl.json: .* without its {name}"):
             generated_by(chats, DIGEST)

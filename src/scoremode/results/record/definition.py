@@ -230,9 +230,9 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
             "count. Tokens of turns that are no targets: `straddling` ones hold characters of the "
             "model's and others, `outside` ones are not marked as generated, `behind` the end of a "
             "turn, `opening` the first of a text, `beyond` the context length; `prompted` tokens are "
-            "marked, and the prompt gives them; `generated`: by which base, engine and sampling a "
-            "file of conversations was written, as the record beside it says, which is of that very "
-            "file ([generate](conversations.md#text-that-the-base-writes-itself))"
+            "marked, and the prompt gives them; `generated`: by which base, engine, sampling and "
+            "template a file of conversations was written, as the record beside it says, which is of "
+            "that very file ([generate](conversations.md#text-that-the-base-writes-itself))"
         ),
     ]
     protocol: Annotated[

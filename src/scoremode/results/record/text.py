@@ -23,6 +23,7 @@ class Generated(Section, frozen=True, kw_only=True):
     base: dict[str, Any]
     engine: dict[str, Any]
     sampling: dict[str, Any]
+    template: dict[str, Any] | UnsetType = UNSET
     record_sha256: Sha256
 
 

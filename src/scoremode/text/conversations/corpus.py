@@ -49,7 +49,7 @@ _NAMED, _KEPT = 3, 20
 # The kind of the record that `scoremode generate` writes beside a file of conversations.
 KIND = "scoremode generated conversations"
 # The fields of it that a run's record repeats.
-_REPEATED = ("base", "engine", "sampling")
+_REPEATED = ("base", "engine", "sampling", "template")
 
 
 @dataclass(frozen=True)
@@ -338,8 +338,8 @@ def record_path(path: Path) -> Path:
 
 
 def generated_by(path: Path, digest: str) -> dict[str, Any] | None:
-    """The part of a run's record on the file whose sha256 is `digest`: its `base`, `engine` and
-    `sampling`, and the sha256 of the record that says so; None where no record is there, or one of
+    """The part of a run's record on the file whose sha256 is `digest`: its `base`, `engine`, `sampling`
+    and `template`, and the sha256 of the record that says so; None where no record is there, or one of
     another file.
 
     Raises CorpusError for a record that can't be read, or lacks what it should have.
