@@ -1,4 +1,5 @@
-"""The data of a section's charts: tails, histograms, KLD by kinds of targets, heat maps, recipes."""
+"""The data of a section's charts: tails, histograms, KLD by kinds of targets, how long generations stay
+the same, heat maps, recipes."""
 
 import math
 import os
