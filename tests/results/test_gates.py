@@ -100,6 +100,15 @@ def survival(half_life, ci95, longest=100, note=None):
     )
 
 
+def test_the_reason_of_a_half_life_s_gate_is_its_own():
+    """Few blocks give no interval, which a gate on the value doesn't ask for."""
+    found = survival(60, None, note="7 blocks")
+    assert str(Gates(min_half_life=61).judge(found)[0]).endswith("half-life in tokens is 60")
+    found = survival(None, None, note="7 blocks")
+    (gate,) = Gates(min_half_life=100, on="upper").judge(found)
+    assert not gate.met and gate.note == "7 blocks"
+
+
 @pytest.mark.parametrize(
     ("limit", "on", "found", "bound", "met"),
     [

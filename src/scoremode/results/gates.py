@@ -81,14 +81,11 @@ class Gate:
 
 def _half_life(found: Survival) -> Metric:
     """The half-life, in tokens. Where no window or reply is long enough to show it, or an end of its
-    interval, that is at least the longest one's tokens, and of the half-life `note` says so."""
+    interval, that is at least the longest one's tokens."""
     curve = found.sampled
     low, high = curve.ci95 or (None, None)
     ends = None if curve.ci95 is None else (low or curve.longest, high or curve.longest)
-    note = curve.note
-    if curve.half_life is None:
-        note = f"it is longer than the longest of the {found.units}, {curve.longest:,} tokens"
-    return Metric(curve.half_life or curve.longest, ends, found.n, note)
+    return Metric(curve.half_life or curve.longest, ends, found.n, curve.note)
 
 
 def by_chance(name: str, limit: float, found: Metric) -> str | None:
@@ -165,21 +162,31 @@ class Gates:
         metrics = found.metrics
         n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
         judged = {**metrics, "kld_p99": Metric(p99, None, n)}
-        if found.survival:
-            judged["half_life"] = _half_life(found.survival)
+        beyond = None
+        if survival := found.survival:
+            judged["half_life"] = _half_life(survival)
+            if survival.sampled.half_life is None:
+                longest = f"{survival.sampled.longest:,} tokens"
+                beyond = f"it is longer than the longest of the {survival.units}, {longest}"
         return [
-            self._gate(name, limit, _WORDS[key := name.partition("_")[2]], judged[key])
+            self._gate(
+                name, limit, _WORDS[key], judged[key], beyond if key == "half_life" else None
+            )
             for name, limit in self._limits().items()
+            for key in [name.partition("_")[2]]
         ]
 
-    def _gate(self, name: str, limit: float, words: str, metric: Metric) -> Gate:
+    def _gate(
+        self, name: str, limit: float, words: str, metric: Metric, beyond: str | None
+    ) -> Gate:
+        """`beyond`: that the metric is more than its `value`, which then meets no higher limit."""
         least = name.startswith("min")
         value, bound, note = metric.value, metric.value, None
         if self.on == "upper":
             bound = None if metric.ci95 is None else metric.ci95[0 if least else 1]
             note = metric.note if bound is None else None
-        if name == "min_half_life" and metric.note and value < limit:
-            bound, note = None, metric.note
+        if beyond and value < limit:
+            bound, note = None, beyond
         met = bound is not None and (bound >= limit if least else bound <= limit)
         more = metric.ci95, self.typed.get(name), by_chance(name, limit, metric)
         return Gate(name, words, limit, value, self.on, bound, met, note, *more)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scoremode.results.scores import Comparison, Scores
+from scoremode.results.statistics import survival
 from scoremode.results.statistics.survival import follow, survival_section
 
 # Two languages of four words, which agree in some states and not in others.
@@ -118,6 +119,30 @@ def test_the_interval_holds_the_half_life_of_19_texts_in_20():
         low, high = follow(np.concatenate(x).astype(float), begin, of, 1).interval or (None, None)
         held += low is not None and low <= 14 <= (high or 41)
     assert held >= 0.95 * tries - 2 * np.sqrt(tries * 0.95 * 0.05)
+
+
+def test_an_interval_does_not_depend_on_how_many_tokens_are_resampled_at_a_time(monkeypatch):
+    """One unit is far longer than the rest, and all are left before its end."""
+    sizes = np.array([*[30] * 10, 400])
+    begin, n = np.cumsum([0, *sizes])[:-1], sizes.sum()
+    x, until = np.full(n, 0.01), np.arange(n) >= n - 20
+    x[::7] = 0.1
+    block = np.repeat(np.arange(11), sizes)
+    found = [follow(x, begin, block, 1, until=until)]
+    monkeypatch.setattr(survival, "_CELLS", 20)
+    monkeypatch.setattr(survival, "_FIRST", 3)
+    found.append(follow(x, begin, block, 1, until=until))
+    assert found[0].interval == found[1].interval and found[0].half_life == found[1].half_life
+
+
+def test_no_end_lies_between_a_half_life_and_one_beyond_all_units(monkeypatch):
+    """For 8 blocks the upper end is widened to the seventh of 1,000 resamples from the end."""
+    x, block = np.full(8 * 500, 0.1), np.repeat(np.arange(8), 500)
+    for beyond, high in ((5, 12), (6, None), (7, None)):
+        lives = np.full(1000, 12.0)
+        lives[-beyond:] = 501
+        monkeypatch.setattr(survival, "_resampled_half_lives", lambda *_, lives=lives: lives)
+        assert follow(x, np.arange(0, len(x), 500), block, 1).interval == (12, high)
 
 
 FILES = {"model.safetensors": "1"}

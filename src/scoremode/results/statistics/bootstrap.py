@@ -185,25 +185,40 @@ def covered(count: int) -> float | None:
 def _summed(columns: NDArray[np.float64], resamples: int = RESAMPLES) -> NDArray[np.float64]:
     """float64 [resamples, M]: sums of `columns` [M, blocks] over the blocks of each resample."""
     blocks = columns.shape[1]
-    exact = _on_grid(columns).T
-    sums, begin = np.empty((resamples, len(columns))), 0
+    exact = _on_grid(columns, blocks).T
+    return np.concatenate([each.astype(np.float64) @ exact for each in _counts(blocks, resamples)])
+
+
+class Resamples:
+    """The same resamples as those of `resampled`, of quantities that come one after the other, each of
+    a few of the `blocks`."""
+
+    def __init__(self, blocks: int, resamples: int):
+        self._counts = np.concatenate([x.astype(np.uint16) for x in _counts(blocks, resamples)])
+
+    def sums(self, columns: NDArray[np.float64], of: NDArray[np.integer]) -> NDArray[np.float64]:
+        """float64 [resamples, M]: sums of `columns` [M, some], which are those of blocks `of` [some];
+        all others are 0."""
+        exact = _on_grid(columns, self._counts.shape[1]).T
+        return self._counts[:, of].astype(np.float64) @ exact
+
+
+def _counts(blocks: int, resamples: int) -> Iterator[NDArray[np.int64]]:
+    """int64 [some, blocks]: how often some resamples have drawn each block, so many in all."""
     for drawn in _draws(blocks, resamples):
         rows = len(drawn)
         drawn += blocks * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * blocks).reshape(rows, blocks)
-        sums[begin : begin + rows] = counts.astype(np.float64) @ exact
-        begin += rows
-    return sums
+        yield np.bincount(drawn.ravel(), minlength=rows * blocks).reshape(rows, blocks)
 
 
-def _on_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`values` [M, blocks], each row rounded so that sums of any `blocks` of it are exact.
+def _on_grid(values: NDArray[np.float64], draws: int) -> NDArray[np.float64]:
+    """`values` [M, blocks], each row rounded so that sums of any `draws` of it are exact.
 
     A matrix product adds in another order with every number of threads: exact sums don't mind, so
     a resumed run ends with the same bits. The rounding is at most 2^-52 of a resample's largest
     possible sum, far below what resampling can tell.
     """
-    _, exponent = np.frexp(np.abs(values).max(1, keepdims=True) * values.shape[1])
+    _, exponent = np.frexp(np.abs(values).max(1, keepdims=True) * draws)
     step = np.ldexp(1.0, np.maximum(exponent, -900) - 52)
     return np.round(values / step) * step
 

@@ -33,8 +33,8 @@ from scoremode.results.statistics.blocks import CONVERSATION, Places
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
     WHOLE,
+    Resamples,
     percentile_interval,
-    resampled,
     too_few,
 )
 from scoremode.results.statistics.divergence import rare
@@ -47,8 +47,9 @@ _OF_TEMPLATE = ("sha256", "arguments", "date")
 _POINTS = 200
 # As many for every token as for other metrics would be seconds, whenever a run is read.
 _RESAMPLES = 1_000
-# Tokens that are resampled at a time, then twice as many: most half-lives are short.
-_FIRST = 64
+# Tokens that are resampled at a time, then twice as many: most half-lives are short. And the most of
+# them times the blocks that reach them: 32 MiB.
+_FIRST, _CELLS = 64, 1 << 22
 
 
 def survival_section(
@@ -200,10 +201,10 @@ def follow(
     if blocks < MIN_BLOCKS:
         note = too_few(blocks, block_length)
     else:
-        ends = percentile_interval(
-            _resampled_half_lives(of, place, whole, parting, blocks, longest), blocks
-        )
-        low, high = int(np.floor(ends[0])), int(np.ceil(ends[1]))
+        found = np.sort(_resampled_half_lives(of, place, whole, parting, blocks, longest))
+        # Of their ranks: between a half-life and one that is beyond all units lies none.
+        low, high = percentile_interval(np.arange(_RESAMPLES, dtype=np.float64), blocks)
+        low, high = (int(found[int(rank)]) for rank in (np.floor(low), np.ceil(high)))
         interval = _reached(low, longest), _reached(high, longest)
     return Survival(curve, _reached(half_life, longest), interval, note, parted, stopped)
 
@@ -218,17 +219,26 @@ def _resampled_half_lives(
 ) -> Floats:
     """float64 [_RESAMPLES]: the half-life of each resample of blocks; beyond `longest`, one more."""
     found = np.full(_RESAMPLES, longest + 1.0)
+    resamples, order = Resamples(blocks, _RESAMPLES), np.argsort(place, kind="stable")
+    block, place, whole, parting = block[order], place[order], whole[order], parting[order]
     left, begin, size = np.ones(_RESAMPLES), 0, _FIRST
     while begin < longest and (waiting := found > longest).any():
-        count = min(size, longest - begin)
-        rows = (place >= begin) & (place < begin + count)
-        cell = (place[rows] - begin) * blocks + block[rows]
-        sums, totals = (
-            np.bincount(cell, w[rows], count * blocks).astype(np.float64).reshape(count, blocks)
+        first = int(np.searchsorted(place, begin))
+        # Units that are whole here at all, of which there are the fewer the further on.
+        alive = int(np.searchsorted(place, begin, "right")) - first
+        if not alive:
+            break
+        count = max(1, min(size, longest - begin, _CELLS // alive))
+        rows = slice(first, int(np.searchsorted(place, begin + count)))
+        of, number = np.unique(block[rows], return_inverse=True)
+        cell = (place[rows] - begin) * len(of) + number
+        sums = [
+            np.bincount(cell, w[rows], count * len(of)).astype(np.float64).reshape(count, len(of))
             for w in (parting, whole)
-        )
+        ]
+        parted, totals = np.split(resamples.sums(np.concatenate(sums), of), 2, axis=1)
         # A resample none of whose units reaches a token loses none at it.
-        hazard = np.nan_to_num(resampled(sums, totals, _RESAMPLES), nan=0.0)
+        hazard = np.divide(parted, totals, out=np.zeros_like(parted), where=totals > 0)
         curves = left[:, None] * np.cumprod(1 - hazard, axis=1)
         at = _first_below(curves)
         reached = waiting & (at <= count)
