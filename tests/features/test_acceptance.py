@@ -50,7 +50,8 @@ def test_at_temperature_one_it_is_the_acceptance(asked, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("0", "greedy"), ("-1", "above 0"), ("inf", "above 0")]
+    ("given", "words"),
+    [("0", "greedy"), ("-1", "above 0"), ("inf", "above 0"), ("1e-40", "1e-6 to 1e6")],
 )
 def test_what_is_no_temperature_is_one_line(asked, capsys, given, words):
     code, out, err = run(capsys, *asked, f"--draft={given}")

@@ -96,15 +96,16 @@ def probability_of(text: str) -> float:
 
 
 def draft_of(text: str) -> float:
-    """A temperature at which a draft is sampled, above 0."""
+    """A temperature at which a draft is sampled, from 1e-6 to 1e6."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if value == 0:
         raise ArgumentTypeError("0 is greedy drafting, whose acceptance is the same top-1")
-    if not 0 < value < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a temperature above 0, such as 0.7")
+    if not 1e-6 <= value <= 1e6:
+        # Logits over it are no float32 numbers, or all alike.
+        raise ArgumentTypeError(f"{text!r} is not a temperature above 0 (1e-6 to 1e6), such as 0.7")
     return value
 
 

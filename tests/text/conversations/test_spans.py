@@ -163,6 +163,13 @@ def test_an_answer_that_begins_with_code_behind_a_mark_begins_a_line(tokenizer, 
     ]
 
 
+def test_lines_of_code_may_end_as_on_windows(tokenizer):
+    content = "```py\r\nx = 1\r\n```\r\nDone."
+    parts = said(tokenizer, STRUCTURES["hermes"], {"content": content})
+    assert [text.strip() for _, text in parts[:-1]] == ["```py", "x = 1", "```\r\nDone."]
+    assert [name for name, _ in parts[:-1]] == ["answer", "code", "answer"]
+
+
 def test_a_field_that_is_rewritten_is_refused(tokenizer):
     jinja = STRUCTURES["hermes"].jinja.replace("{{ m.content }}", "{{ m.content | upper }}")
     with pytest.raises(

@@ -202,7 +202,7 @@ def _with_code(text: str, begin: int, end: int) -> Iterator[Part]:
             inside = min(begin + fence.end() + 1, end)
             yield at, inside, _ANSWER
             at = inside
-        elif mark.startswith(opened) and not fence[0].strip(f"{mark[0]} \t"):
+        elif mark.startswith(opened) and not fence[0].strip(f"{mark[0]} \t\r"):
             opened = None
             yield at, begin + fence.start(), _CODE
             at = begin + fence.start()
