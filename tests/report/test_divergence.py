@@ -216,6 +216,8 @@ def test_gates(run):
          "bound": 0.75, "met": True, "note": None},
         {"name": "max_ppl_ratio", "metric": "ppl_ratio", "limit": 2, "value": 1.1, "on": "upper",
          "bound": None, "met": False, "note": "1 block"},
+        {"name": "min_half_life", "metric": "the half-life", "limit": 500, "value": 63, "on": "value",
+         "bound": None, "met": False, "note": "it is longer than 63"},
     ]  # fmt: skip
     text = document_text(kld_document(read_document(record | {"gates": gates}), folder))
     rows = [row.split(maxsplit=1)[1] for row in text.splitlines() if row.startswith("gate ")]
@@ -223,6 +225,7 @@ def test_gates(run):
         "--max-kld 0.01: 0.02812: NOT MET",
         "--min-top1 0.5: 0.8, lower bound 0.75: met",
         "--max-ppl-ratio 2: 1.1 (1 block): NOT MET",
+        "--min-half-life 500: 63 (it is longer than 63): NOT MET",
     ]
 
 

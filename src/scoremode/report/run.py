@@ -518,10 +518,11 @@ def _checks(record: Done) -> Rows:
 def _gate(gate: Gate, record: Done) -> str:
     flag = gate.name.replace("_", "-")
     words = f"--{flag} {gate.limit:g}: {gate.value:.6g}"
-    if gate.on == "upper":
+    if gate.bound is None:
+        words += f" ({gate.note})"
+    elif gate.on == "upper":
         end = "lower" if gate.name.startswith("min") else "upper"
-        bound = gate.bound
-        words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate.note})"
+        words += f", {end} bound {gate.bound:.6g}"
     # A terminal's color is by how the line ends.
     metric = record.metrics.get(gate.name.partition("_")[2])
     if metric is not None and gate.name != "max_kld_p99":

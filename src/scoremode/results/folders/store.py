@@ -322,7 +322,10 @@ def read_columns(
     """
     columns = read_parquet(path, sha256, rows)
     if missing := Scores.missing(columns):
-        raise RunFolderError(f"{path}: has no column {missing[0]}")
+        raise RunFolderError(
+            f"{path}: has no column {missing[0]} (an earlier build's, or changed since): measure it "
+            "again"
+        )
     scores = Scores.from_columns(columns)
     if TOKEN_TEXT in columns:
         check_texts(path, scores.target, columns[TOKEN_TEXT])
