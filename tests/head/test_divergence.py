@@ -305,8 +305,10 @@ def test_heads_of_two_models(dtype, tile):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_several_models_at_once_have_the_bits_of_one(dtype, device):
+@pytest.mark.parametrize("holds", [True, False])
+def test_several_models_at_once_have_the_bits_of_one(dtype, device, holds, monkeypatch):
     """Of two heads, each with states of its own, in tiles that fill neither rows nor entries."""
+    monkeypatch.setattr("scoremode.head.project._held_rows", lambda *_: (32, holds))
     torch.manual_seed(0)
     heads = [
         Head((3 * torch.randn(901, 32)).to(device, dtype), None, scale, cap, 895)
@@ -326,8 +328,9 @@ def test_several_models_at_once_have_the_bits_of_one(dtype, device):
         models=[first[i % 2].beside(hidden) for i, hidden in enumerate(states)],
         tile=tile,
     )
-    for i, (kld, hidden) in enumerate(zip(ours, states, strict=True)):
+    for i, (found, hidden) in enumerate(zip(ours, states, strict=True)):
         pair = score_pairs(
             target, 895, model=logits(heads[i % 2], hidden), base=logits(heads[0], base), tile=tile
         )
-        assert torch.equal(kld, pair.kld) and kld.min() > 0
+        assert torch.equal(found.kld, pair.kld) and found.kld.min() > 0
+        assert torch.equal(found.tv, pair.tv) and found.tv.min() > 0

@@ -18,6 +18,7 @@ def unit(name, alone, fall):
         "name": name, "formats": {"base": ["bf16"], "model": ["W4A16 g32"]},
         "bits_per_weight": 4.5, "parameters": 1000,
         "alone": metric(alone), "fall": metric(fall, share=fall / 0.03), "without": metric(0.03 - fall),
+        "acceptance": metric(1 - alone),
         "local": {"relative_error": 0.1, "sqnr_db": 20.0},
         "accumulated": {"relative_error": 0.2, "sqnr_db": 14.0},
     }  # fmt: skip
@@ -67,6 +68,7 @@ def test_csv_has_every_number():
     row = dict(zip(header.split(","), first.split(","), strict=True))
     assert row["unit"] == "layers.1" and float(row["alone_kld_nats_low"]) == 0.019
     assert float(row["without_kld_nats"]) == 0.03 - 0.019
+    assert float(row["alone_acceptance_share"]) == 1 - 0.02
 
 
 def recipe_metric(value):

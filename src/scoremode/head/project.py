@@ -175,26 +175,42 @@ def score_pairs(
     sums = PairSums(len(target), target.device)
     theirs = None if extra is None else extra(len(target), target.device)
     at_once, holds = _held_rows(len(target), vocabulary, tile, target.device)
-    memory = _Held(at_once, vocabulary, tile, target.device) if holds else None
+    memory = _Held(2, at_once, vocabulary, tile, target.device) if holds else None
     for first in range(0, len(target), at_once):
         rows = range(first, min(first + at_once, len(target)))
-        taken = []
-        for begin, blocks in tiles(rows, vocabulary, tile, base, model):
-            for block in blocks:
-                places = (None, None) if memory is None else memory.places(block, begin)
-                pair = base(block, places[0]), model(block, places[1])
-                if theirs is not None:
-                    theirs.consume(block, *pair)
-                about = sums.consume(block, *pair, target[block], begin)
-                if memory is not None:
-                    taken.append((block, *pair, about))
-        for held in taken:
-            sums.vary(*held)
-        if memory is None:
-            for _, blocks in tiles(rows, vocabulary, tile, base, model):
-                for block in blocks:
-                    sums.vary(block, base(block), model(block))
+        _take_in(sums, theirs, rows, vocabulary, tile, base, model, target, memory)
     return sums.finish() if theirs is None else theirs.finish(sums.finish())
+
+
+def _take_in(
+    sums: PairSums,
+    theirs: ExtraSums | None,
+    rows: range,
+    vocabulary: int,
+    tile: tuple[int, int],
+    base: Logits,
+    model: Logits,
+    target: torch.Tensor,
+    memory: "_Held | None",
+) -> None:
+    """Takes in all entries of some rows, and then their total variation: without `memory` from logits
+    that are made a second time."""
+    taken = []
+    for begin, blocks in tiles(rows, vocabulary, tile, base, model):
+        for block in blocks:
+            places = (None, None) if memory is None else memory.places(block, begin)
+            pair = base(block, places[0]), model(block, places[1])
+            if theirs is not None:
+                theirs.consume(block, *pair)
+            about = sums.consume(block, *pair, target[block], begin)
+            if memory is not None:
+                taken.append((block, *pair, about))
+    for held in taken:
+        sums.vary(*held)
+    if memory is None:
+        for _, blocks in tiles(rows, vocabulary, tile, base, model):
+            for block in blocks:
+                sums.vary(block, base(block), model(block))
 
 
 def draft_variation(
@@ -247,15 +263,17 @@ def _held_rows(
 
 
 class _Held:
-    """Memory for the logits of both models of so many rows, tile by tile, to be used again."""
+    """Memory for the logits of so many rows of `models`, tile by tile, to be used again."""
 
-    def __init__(self, rows: int, vocabulary: int, tile: tuple[int, int], device: torch.device):
-        self._rows, self._tile, self._vocabulary = rows, tile, vocabulary
+    def __init__(
+        self, models: int, rows: int, vocabulary: int, tile: tuple[int, int], device: torch.device
+    ):
+        self._models, self._rows, self._tile, self._vocabulary = models, rows, tile, vocabulary
         self._blocks: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._device = device
 
     def places(self, block: slice, begin: int) -> list[torch.Tensor]:
-        """float32 [R, E] for base and model: a block's rows, and the entries of the tile at `begin`."""
+        """float32 [R, E] for each model: a block's rows, and the entries of the tile at `begin`."""
         rows, entries = block.stop - block.start, min(self._tile[1], self._vocabulary - begin)
         key = block.start % self._rows, begin
         stride = stride_of(entries, self._device)
@@ -263,7 +281,8 @@ class _Held:
             # The first block of rows is never smaller than a later one.
             size = rows * stride
             self._blocks[key] = [
-                torch.empty(size, dtype=torch.float32, device=self._device) for _ in range(2)
+                torch.empty(size, dtype=torch.float32, device=self._device)
+                for _ in range(self._models)
             ]
         return [
             memory[: rows * stride].view(rows, stride)[:, :entries] for memory in self._blocks[key]
@@ -283,21 +302,43 @@ def divergences(
     base: Logits,
     models: Sequence[Logits],
     tile: tuple[int, int] | None = None,
-) -> list[torch.Tensor]:
-    """KL(base‖model), float64 [N], of each of several models, as `score_pairs` has it to the bit.
+) -> list[PairScores]:
+    """Each of several models' scores beside the base's, as `score_pairs` has them to the bit.
 
-    The base's logits of a tile are made once for all of them. `target` int64 [N] moves none of it.
+    The base's logits are made once for all of them, where `held_logits` leaves room to hold them.
     """
     tile = tile or tile_of(target.device)
     sums = [PairSums(len(target), target.device) for _ in models]
-    for begin, blocks in tiles(range(len(target)), vocabulary, tile, base, *models):
-        for block in blocks:
-            wanted = base(block)
-            for model, each in zip(models, sums, strict=True):
-                # Plain torch destroys what it takes in.
-                given = wanted if has_kernels(target.device) else wanted.clone()
-                each.consume(block, given, model(block), target[block], begin)
-    return [each.finish().kld for each in sums]
+    at_once, holds = _held_rows(len(target), vocabulary, tile, target.device)
+    memory = kept = None
+    if holds:
+        memory = _Held(2, at_once, vocabulary, tile, target.device)
+        kept = _Held(1, at_once, vocabulary, tile, target.device)
+    for first in range(0, len(target), at_once):
+        rows = range(first, min(first + at_once, len(target)))
+        wanted = base if kept is None else _Kept(base, rows, vocabulary, tile, kept)
+        for model, each in zip(models, sums, strict=True):
+            _take_in(each, None, rows, vocabulary, tile, wanted, model, target, memory)
+    return [each.finish() for each in sums]
+
+
+class _Kept:
+    """A model's logits of some rows, made once and then copied."""
+
+    def __init__(
+        self, logits: Logits, rows: range, vocabulary: int, tile: tuple[int, int], memory: _Held
+    ):
+        self._memory, self._begin = memory, 0
+        for begin, blocks in tiles(rows, vocabulary, tile, logits):
+            for block in blocks:
+                logits(block, *memory.places(block, begin))
+
+    def load(self, begin: int, end: int) -> None:
+        self._begin = begin
+
+    def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        (tile,) = self._memory.places(block, self._begin)
+        return tile.clone() if out is None else out.copy_(tile)
 
 
 def tiles(

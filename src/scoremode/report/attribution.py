@@ -35,6 +35,7 @@ _COLUMNS = (
     Column("parameters", "parameters", lambda n: f"{n:,}", importance=4),
     measured("alone", "alone_kld_nats", ".4g", importance=9),
     interval(".3g", importance=6),
+    measured("acceptance", "alone_acceptance_share", ".2%", importance=5),
     measured("falls by", "fall_kld_nats", ".4g", importance=8),
     interval(".3g"),
     number("of the whole", "fall_share", ".1%", 7),
@@ -99,7 +100,7 @@ def attribution_document(value: Mapping[str, Any], record: Done, folder: Path) -
             Facts(tuple(facts)),
             Facts(
                 (
-                    ("alone", "KLD of the base with this unit of the model"),
+                    ("alone", "KLD of the base with this unit of the model, and its acceptance"),
                     *([_FALLS] if "fall" in sums else []),
                     ("error", "‖y' - y‖ / ‖y‖ of its output y on the base's inputs; "
                      "accumulated: on the model's own"),
@@ -127,6 +128,7 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
         unit["parameters"],
         alone,
         alone.ci95,
+        decode(unit["acceptance"], Metric),
         fall,
         fall and fall.ci95,
         fall and unit["fall"]["share"],

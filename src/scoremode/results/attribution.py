@@ -2,7 +2,8 @@
 
 `attribution-BY.parquet` has `index` (int64, the target's place in the token stream), `kld` of the
 whole model, and for each unit `alone NAME` and `without NAME`, all float64 [N] in nats, in the order
-of the run's scores; and their `weight`, where an evaluation may count otherwise than once. Everything
+of the run's scores, and `tv NAME`, the total variation of the base and the base with that unit of the
+model; and their `weight`, where an evaluation may count otherwise than once. Everything
 that `attribution-BY.json` says in nats is made of them.
 """
 
@@ -35,7 +36,7 @@ def file_of(folder: Path, by: str, kind: str) -> Path:
 
 
 def column_of(direction: str, unit: str) -> str:
-    """The name of the column of one unit's variant, `alone` or `without`."""
+    """The name of the column of one unit's variant, `alone` or `without`, or its `tv`."""
     return f"{direction} {unit}"
 
 
@@ -56,7 +57,7 @@ def read_attributed(path: Path, sha256: str, rows: int, units: int) -> Columns:
     """The columns as they were written, of a run with so many `rows` and parts. Raises RunFolderError
     for a file of more rows, or with another sha256."""
     # Half as much again as its numbers take unpacked.
-    return read_parquet(path, sha256, rows, row_bytes=12 * (2 * units + 3))
+    return read_parquet(path, sha256, rows, row_bytes=12 * (3 * units + 3))
 
 
 def metrics_of(
@@ -75,6 +76,7 @@ def metrics_of(
     of_units = ["alone"]
     for unit in units:
         values[unit, "alone"] = columns[column_of("alone", unit)]
+        values[unit, "acceptance"] = 1 - columns[column_of("tv", unit)]
         if (without := columns.get(column_of("without", unit))) is not None:
             values[unit, "without"], values[unit, "fall"] = without, whole - without
             of_units = ["alone", "without", "fall"]
@@ -97,6 +99,7 @@ def metrics_of(
 
     sums = {name: said("", name) for name in of_units if name != "without"}
     summary = {"kld": found["", "kld"].to_json(), "additivity": sums}
+    of_units.append("acceptance")
     return summary, [{name: said(unit, name) for name in of_units} for unit in units]
 
 
@@ -173,7 +176,7 @@ def audit_attributions(
         findings.same(part, "block_tokens", value["block_tokens"], blocks, "the run's are")
         names = [unit["name"] for unit in value["units"]]
         directions = [d for d in ("alone", "without") if d in value["units"][0]]
-        wanted = {"index", "kld", *(column_of(d, n) for n in names for d in directions)}
+        wanted = {"index", "kld"} | {column_of(d, n) for n in names for d in (*directions, "tv")}
         if missing := sorted(wanted - columns.keys()):
             findings.wrong(part, "columns", f"there is no column {missing[0]}")
             continue

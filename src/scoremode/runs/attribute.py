@@ -182,7 +182,8 @@ def _earlier(
         return None
     is_same = value.get("run") == result.record.sha256
     is_same &= [unit["name"] for unit in value["units"]] == [unit.name for unit in units]
-    if not is_same or not {column_of(d, u.name) for d in directions for u in units} <= set(columns):
+    wanted = {column_of(d, unit.name) for d in (*directions, "tv") for unit in units}
+    if not is_same or not wanted <= set(columns):
         return None
     notify(f"already attributed: {path}")
     return Attributed(result.folder, result.whole, value, units)
@@ -214,7 +215,7 @@ def _written(
     if (weight := extras.get("weight")) is not None:
         columns["weight"] = weight
     for name in names:
-        for direction, of_windows in found[name].kld.items():
+        for direction, of_windows in {**found[name].kld, "tv": found[name].tv}.items():
             if not of_windows:
                 continue
             column = np.concatenate(of_windows)

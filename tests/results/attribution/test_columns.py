@@ -24,7 +24,7 @@ def columns(n: int = 4000) -> dict[str, np.ndarray]:
     whole = parts["a"] + parts["b"] + rng.gamma(1, 0.001, n)
     found = {"index": np.arange(n), "kld": whole}
     for name, part in parts.items():
-        found |= {f"alone {name}": part, f"without {name}": whole - part}
+        found |= {f"alone {name}": part, f"without {name}": whole - part, f"tv {name}": part / 2}
     return found
 
 
@@ -43,6 +43,7 @@ def test_means_intervals_and_shares():
         assert low < fall.mean() < high
         assert high - low < 1.2 * (unit["alone"]["ci95"][1] - unit["alone"]["ci95"][0])
         assert unit["alone"]["n"] == 4000
+        assert unit["acceptance"]["value"] == pytest.approx(1 - alone.mean() / 2)
     sums = summary["additivity"]
     both = made["alone a"] + made["alone b"]
     assert sums["alone"]["value"] == pytest.approx(both.mean())
@@ -51,7 +52,7 @@ def test_means_intervals_and_shares():
 
 
 def test_a_model_that_is_the_base_has_no_shares():
-    made = {name: np.zeros(100) for name in ("kld", "alone a", "without a")}
+    made = {name: np.zeros(100) for name in ("kld", "alone a", "without a", "tv a")}
     summary, (unit,) = metrics_of({"index": np.arange(100), **made}, ["a"], 50)
     assert summary["additivity"]["alone"]["share"] is None and unit["fall"]["share"] is None
     assert unit["alone"]["ci95"] is None

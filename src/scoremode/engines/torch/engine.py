@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,6 @@ class TorchEngine:
                 raise found
             columns += found[0]
             results += found[1]
-            work.progress(self.head_work(part))
         return PendingScores(columns, results, self.device.torch)
 
     def final_states(self, work: Work) -> list[torch.Tensor]:
@@ -159,8 +159,15 @@ class TorchEngine:
             return [self._states_apart(work.part(batch)) for batch in work.batches]
 
     def head_work(self, work: Work) -> float:
-        # Each layer has as much.
-        return work.tokens / (len(self.parts.layers) + 1)
+        return work.tokens * self._head_share
+
+    @cached_property
+    def _head_share(self) -> float:
+        """The head's part of the work, by the sizes of weights: a third, where a small model has a large
+        vocabulary. An entry's exponentials take as long as a hundred of its weights."""
+        layers = sum(p.numel() for layer in self.parts.skeleton.layers for p in layer.parameters())
+        head = self.vocabulary * (self.head.weight.shape[1] + 100)
+        return head / (head + layers)
 
     def head_tensors(self) -> HeadTensors:
         return self.parts.head_tensors()
@@ -273,9 +280,10 @@ class TorchEngine:
             if work.put is not None:
                 work.put(states)
             results = []
-            for span, target in zip(spans, targets, strict=True):
+            for batch, span, target in zip(work.batches, spans, targets, strict=True):
                 # Let go of one micro-batch's states before the next one's logits are made.
                 results.append(self._score_states(work, span, states.pop(0), target))
+                work.progress(self.head_work(work.part(batch)))
         return columns, results
 
     def _score_states(
@@ -323,8 +331,8 @@ class TorchEngine:
         first."""
         parts = self.parts
         # Work is reported in window tokens: each layer and the head move the bar by their share.
-        shares = [0.0] * len(probes)
-        shares += [self.head_work(work.part(batch)) for batch in work.batches]
+        shares, of_layer = [0.0] * len(probes), (1 - self._head_share) / len(parts.layers)
+        shares += [work.part(batch).tokens * of_layer for batch in work.batches]
 
         def moved(batch: int) -> None:
             work.progress(shares[batch])

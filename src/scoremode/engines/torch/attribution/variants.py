@@ -46,7 +46,8 @@ _OWN_SETS = 4
 class Found:
     """Measurements of one unit.
 
-    - `kld`: KL(base‖variant) of both variants, float64 [N], for each set of windows in turn.
+    - `kld`: KL(base‖variant) of both variants, float64 [N], for each set of windows in turn; `tv`: the
+      total variation of base and variant of `alone`.
     - `local`, `accumulated`: the errors of its modules or its layer (`LayerErrors`); the second is None
       where the model's own layers do not run, which `alone` has no need of.
     """
@@ -54,6 +55,7 @@ class Found:
     kld: dict[Direction, list[NDArray[np.float64]]] = field(
         default_factory=lambda: {direction: [] for direction in DIRECTIONS}
     )
+    tv: list[NDArray[np.float64]] = field(default_factory=list)
     local: Error = field(default_factory=Error)
     accumulated: Error | None = None
 
@@ -245,8 +247,11 @@ class Variants:
                     self._advance(now, branches, modules, layer)
                     moved(self._advancing / self._layers)
         branches += self._branches(now, units, self._layers)
-        for branch, kld in zip(branches, self._judge(now, branches), strict=True):
-            self._found[branch.unit.name].kld[branch.direction].append(kld)
+        for branch, (kld, tv) in zip(branches, self._judge(now, branches), strict=True):
+            found = self._found[branch.unit.name]
+            found.kld[branch.direction].append(kld)
+            if branch.direction == "alone":
+                found.tv.append(tv)
 
     def _branches(self, now: _Pass, units: Sequence[Unit], layer: int) -> list[_Branch]:
         """The variants of those of the units that branch off in front of a layer."""
@@ -311,7 +316,8 @@ class Variants:
                             error.add(mine, theirs)
 
     def _judge(self, now: _Pass, branches: Sequence[_Branch]) -> list[NDArray[np.float64]]:
-        """KL(base‖variant), float64 [N], of each variant at the targets of all micro-batches."""
+        """KL(base‖variant) and total variation, float64 [2, N], of each variant at the targets of all
+        micro-batches."""
         base = self._base.engine.head
         tile = tile_of(self._base.engine.device.torch)
         found: list[list[NDArray[np.float64]]] = [[] for _ in branches]
@@ -326,16 +332,17 @@ class Variants:
                 if id(side) not in logits:
                     logits[id(side)] = HeadLogits(side.engine.head, states, tile)
                 models.append(logits[id(side)].beside(states))
-            klds = divergences(
+            pairs = divergences(
                 now.targets[batch],
                 base.vocabulary,
                 base=HeadLogits(base, now.wanted[batch], tile),
                 models=models,
                 tile=tile,
             )
-            for column, kld in zip(found, klds, strict=True):
-                column.append(kld.cpu().numpy())
-        return [np.concatenate(column) for column in found]
+            for columns, pair in zip(found, pairs, strict=True):
+                assert pair.tv is not None
+                columns.append(torch.stack([pair.kld, pair.tv]).cpu().numpy())
+        return [np.concatenate(columns, 1) for columns in found]
 
 
 def _paths(unit: Unit, layer: int) -> list[str]:
