@@ -163,7 +163,7 @@ class TorchEngine:
 
     @cached_property
     def _head_share(self) -> float:
-        """The head's part of the work, by the sizes of weights: a third, where a small model has a large
+        """The head's part of the work, by the sizes of weights: a third, where a small model has a big
         vocabulary. An entry's exponentials take as long as a hundred of its weights."""
         layers = sum(p.numel() for layer in self.parts.skeleton.layers for p in layer.parameters())
         head = self.vocabulary * (self.head.weight.shape[1] + 100)
