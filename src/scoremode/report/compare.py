@@ -67,11 +67,15 @@ _PAIRS, _NAMES = 3, {"kld": "KLD", "ppl": "PPL"}
 
 
 def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
-    """The best run beside its base, what is tied with it, which neighbors can't be told apart, and how
-    many gates are missed."""
+    """The best run beside its base, what is tied with it, which neighbors can't be told apart; without
+    intervals the lowest alone."""
     by, runs = value["ranked_by"], value["runs"]
     own = [run for run in runs if not run["is_base"] and run[by]] or runs
     best, text = own[0], f"best: {own[0]['label']}"
+    first = best[by] and decode(best[by], Metric)
+    if own[1:] and first and first.ci95 is None:
+        text = f"lowest: {best['label']}, {metric_words(by, first)}; the order may be chance"
+        return _with_gates(f"{text}: {first.note}", gates)
     if tied := [run["label"] for run in own[1:] if run["ranks"][0] == best["ranks"][0]]:
         more = f" and {len(tied) - _PAIRS} more" if len(tied) > _PAIRS else ""
         text += f", tied with {', '.join(tied[:_PAIRS])}{more}"
@@ -89,6 +93,11 @@ def _best(value: Mapping[str, Any], gates: Sequence[Gate]) -> Verdict:
         text += f"; by {_NAMES[by]}, not distinguishable on this text: {pairs}"
     elif any(said in ("better", "worse") for _, said in verdicts):
         text += f"; by {_NAMES[by]}, each is distinguishable from the next"
+    return _with_gates(text, gates)
+
+
+def _with_gates(text: str, gates: Sequence[Gate]) -> Verdict:
+    """A verdict, and how many gates are missed."""
     if not gates:
         return Verdict(text)
     missed = sum(not gate.met for gate in gates)

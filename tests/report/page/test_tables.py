@@ -64,5 +64,5 @@ def test_tied_runs_have_the_ranks_that_they_may_have_and_their_verdicts(section)
     table = tables.ranking_table(section, identities(section), "t")
     assert table.heads[2:4] == ["mean KLD (nats)", "beside the base"]
     assert [row.cells[0].text for row in table.rows] == ["–", "1–2", "1–2", "3", "4"]
-    words = "worse by 0.019 nats"
+    words = "worse by ≥0.019 nats"
     assert [row.cells[3].text for row in table.rows] == ["–", words, words, "–", "–"]

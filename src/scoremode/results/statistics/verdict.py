@@ -75,10 +75,10 @@ class Verdict:
 
     @property
     def short(self) -> str:
-        """The verdict in a cell: `worse by 0.0119 nats`, `within ±1%`, `not decidable`."""
+        """The verdict in a cell: `worse by ≥0.0119 nats`, `within ±1%`, `not decidable`."""
         if self.kind == "equivalent":
             return f"within {self._margin}"
-        return "not decidable" if self.by is None else f"{self.kind} by {self._amount(self.by)}"
+        return "not decidable" if self.by is None else f"{self.kind} by ≥{self._amount(self.by)}"
 
     def words(self, base: str = "", of: str = "target") -> str:
         """The verdict in a sentence; `base`: what is compared with, "" where that has been said; `of`:
