@@ -76,7 +76,7 @@ HALF_LIFE = number("half-life", "half_life_tokens", "d", 3)
 
 def half_life_cell(found: Mapping[str, Any] | None) -> int | Said | None:
     """A half-life in tokens, or how many it is longer than."""
-    return found and (found["tokens"] or Said(f">{found['longest']}"))
+    return None if found is None else found["tokens"] or Said(f">{found['longest']}")
 
 
 def ranks_words(both: Sequence[int] | None) -> str:
