@@ -81,6 +81,15 @@ def test_without_a_command_the_help_is_printed_by_groups(capsys):
         assert max(map(len, out.splitlines())) <= 80
 
 
+def test_help_is_a_word_too(capsys):
+    shown = []
+    for arguments in (["help", "kld"], ["kld", "--help"], ["help"], ["--help"]):
+        with pytest.raises(SystemExit):
+            commands.parsed_command(arguments)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != shown[2] == shown[3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -97,7 +106,14 @@ def test_without_a_command_the_help_is_printed_by_groups(capsys):
             2,
             "arguments: --refrence; did you mean --reference?",
         ),
+        (["kld", "m", "--base", "b"], 2, "arguments: --base; did you mean --reference?"),
+        (["ppl", "-m", "m"], 2, "arguments: -m; did you mean --model?"),
+        (["ppl", "m", "-ngl", "99"], 2, "arguments: -ngl; not needed"),
+        (["ppl", "m", "--threads", "4"], 2, "arguments: --threads 4; set OMP_NUM_THREADS=N"),
+        (["ppl", "m", "-t", "4"], 2, "arguments: -t; set OMP_NUM_THREADS=N"),
         (["ppl", "m", "--qqqqq=2"], 2, "arguments: --qqqqq=2"),
+        (["ppl", "m", "{file}"], 2, "arguments: {file}; give a text with -f {file}"),
+        (["help", "nonesuch"], 2, "there is no command 'nonesuch'"),
         (["ppl", "/nonesuch/model", "--text", "a b"], 1, "/nonesuch/model"),
         (["ppl", "{file}", "--text", "a b"], 1, "is a text"),
         (["kld", "{file}", "--reference", "{model}"], 1, "and the text with -f {file}"),

@@ -105,7 +105,7 @@ main([{command!r}, "/none", *more, *text])
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     # How many seconds it took is the machine's.
-    assert re.fullmatch(r"'\\rimporting \(\d+ s\)'\n", done.stdout), done.stdout
+    assert re.fullmatch(r"'\\rimporting \(\d+ s so far\)'\n", done.stdout), done.stdout
 
 
 def test_without_a_terminal_a_line_comes_with_every_beat():
@@ -119,7 +119,7 @@ def test_without_a_terminal_a_line_comes_with_every_beat():
     time.sleep(0.12)
     screen.close()
     lines = stream.getvalue().splitlines()
-    assert set(lines) == {"scoremode: importing torch and transformers (0 s)"}
+    assert set(lines) == {"scoremode: importing torch and transformers (0 s so far)"}
     # When nothing is being done nothing is said.
     assert stream.getvalue() == before
 
@@ -138,7 +138,7 @@ def test_a_beat_is_half_a_minute_and_nothing_comes_before(monkeypatch):
     while not stream.getvalue():
         time.sleep(0.01)
     screen.close()
-    assert stream.getvalue() == "scoremode: loading (30 s)\n"
+    assert stream.getvalue() == "scoremode: loading (30 s so far)\n"
 
 
 def test_a_command_without_a_terminal_says_its_stage_with_every_beat(demo, tmp_path):
@@ -180,7 +180,7 @@ def test_rate_and_time_left_are_those_of_this_process(on_terminal, monkeypatch):
     assert "100 tokens/s, 25 s left" in left_of(stream.getvalue())
     screen.stage("finish")
     screen.stage("score", "the base")
-    assert left_of(stream.getvalue()).rstrip() == "the base: scoring (15 s)"
+    assert left_of(stream.getvalue()).rstrip() == "the base: scoring (15 s so far)"
 
 
 @pytest.mark.parametrize(
@@ -287,23 +287,23 @@ def test_a_line_that_stays_comes_before_the_one_that_changes(on_terminal):
     screen.line("a notice")
     first, last = stream.getvalue().split("\n")
     assert left_of(first).rstrip() == "scoremode: a notice"
-    assert left_of(last) == "loading (0 s)"
+    assert left_of(last) == "loading (0 s so far)"
 
 
 def test_a_line_is_no_wider_than_the_terminal(on_terminal, monkeypatch):
     screen, stream = on_terminal
     monkeypatch.setattr(screens, "_columns", lambda _: 30)
     screen.stage("reading " + "x" * 100)
-    assert stream.getvalue() == "\rreading xxxxx...xxxxxxx (0 s)"
+    assert stream.getvalue() == "\rreading xxxxx... (0 s so far)"
 
 
 def test_only_the_model_that_was_named_is_said_to_be_read(on_terminal):
     screen, stream = on_terminal
     screen.reads("open", "Q4.gguf", from_hub=False)
     screen.stage("open", "the base")
-    assert stream.getvalue() == "\rthe base: reading the model's files (0 s)"
+    assert stream.getvalue() == "\rthe base: reading the model's files (0 s so far)"
     screen.stage("open")
-    assert left_of(stream.getvalue()).rstrip() == "reading Q4.gguf (0 s)"
+    assert left_of(stream.getvalue()).rstrip() == "reading Q4.gguf (0 s so far)"
 
 
 def test_a_download_has_a_bar_until_all_is_there(on_terminal, monkeypatch):
@@ -319,7 +319,7 @@ def test_a_download_has_a_bar_until_all_is_there(on_terminal, monkeypatch):
     assert re.search(r"\rfetching gpt2 from the hub [█░]{8,} 25%, 500kB/s, 6 s left$", left(stream))
     screen.downloaded(3_000_000, 4_000_000)
     screen.line("a note")
-    assert left(stream).endswith("\rfetching gpt2 from the hub (2 s)")
+    assert left(stream).endswith("\rfetching gpt2 from the hub (2 s so far)")
 
 
 def left(stream: Terminal) -> str:

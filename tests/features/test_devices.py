@@ -165,7 +165,7 @@ def test_ctrl_c_ends_all_without_a_word_of_the_others(demo, flags, tmp_path):
     children = children_of(run.pid)
     run.send_signal(signal.SIGINT)
     out, err = finish(run, 130)
-    kept = r"\d+ of 173 windows kept, the same command with --resume goes on"
+    kept = r"\d+ of 173 windows kept, run the same command again with --resume to go on"
     told, last = err.splitlines()
     assert out == "" and "no interval and no test" in told
     assert re.fullmatch(f"scoremode: interrupted: {kept}", last)

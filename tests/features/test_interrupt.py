@@ -36,10 +36,10 @@ sys.exit(program())
         ("os.rename", "record.json", signal.SIGINT,
          ": no pass was written, nothing of the run is kept"),
         ("os.rename", "scores.parquet", signal.SIGTERM,
-         ": 16 of 16 windows kept, the same command with --resume goes on"),
+         ": 16 of 16 windows kept, run the same command again with --resume to go on"),
         # The finished record is written, and has no parts any more.
         ("os.rmdir", "parts", signal.SIGINT,
-         ": 16 of 16 windows kept, the same command with --resume goes on"),
+         ": 16 of 16 windows kept, run the same command again with --resume to go on"),
     ],
 )  # fmt: skip
 def test_an_interrupt_at_any_moment_is_one_line(event, about, number, kept, demo, tmp_path):

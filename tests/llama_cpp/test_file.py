@@ -198,6 +198,9 @@ def test_what_is_no_file_is_refused(tmp_path):
     assert refused(tmp_path) == "cannot be read: is a folder, not a file"
     assert refused(tmp_path / "none") == "cannot be read: No such file or directory"
     assert refused(tmp_path / "empty", b"").startswith("not a file of llama-perplexity: begins")
+    (text := tmp_path / "text").write_text("My grandmother")
+    with pytest.raises(ReferenceUnusable, match=r"is a text: give the base's folder, a .*-f /"):
+        LogitsFile(text)
 
 
 @pytest.mark.parametrize("header", [(np.nan, -1), (0.1, -np.inf), (np.inf, -1), (-0.1, -1)])

@@ -106,7 +106,7 @@ def resolve_local(model: str | Path | ModelFiles) -> ModelFiles:
     elif not path.exists():
         raise _missing(str(model))
     elif not is_gguf(path):
-        raise CheckpointError(_no_model(path))
+        raise CheckpointError(no_model(path))
     return ModelFiles(str(model), path, str(path))
 
 
@@ -131,17 +131,18 @@ def _has_model(folder: Path) -> bool:
     return bool(model_files(file.name for file in folder.glob("*") if file.is_file()))
 
 
-def _no_model(file: Path) -> str:
-    """The line on a file that is none of a model: a text is often named in a model's place."""
-    model = "the model's folder, a .gguf file or a hub id"
+def no_model(file: Path, named: str = "model") -> str:
+    """The line on a file that is none of a model, or of what is `named`: a text is often named in a
+    model's place."""
+    model = f"the {named}'s folder, a .gguf file or a hub id"
     if file.suffix.lower() in (".jsonl", ".parquet"):
         return f"{file} is a file of rows: give {model}, and the rows with --dataset-file {file}"
-    if file.suffix.lower() not in (".json", ".yaml", ".toml") and _is_text(file):
+    if file.suffix.lower() not in (".json", ".yaml", ".toml") and is_text(file):
         return f"{file} is a text: give {model}, and the text with -f {file}"
     return f"{file} is a file: give {model}"
 
 
-def _is_text(file: Path) -> bool:
+def is_text(file: Path) -> bool:
     """Tells whether a file begins as a text does."""
     if not file.is_file() or not os.access(file, os.R_OK):
         return False

@@ -103,6 +103,9 @@ def parsed_command(argv: Sequence[str]) -> Command:
     help was asked for, as it is by no word at all."""
     check_utf8(argv)
     argv = argv or ["--help"]
+    if argv[0] == "help":
+        # Other programs have it: `help kld`, `help kld all`.
+        argv = [*argv[1:2], "--help", *argv[2:]]
     first, flags = argv[0], ("--help", "--version", "--print-completion", "-h")
     if first not in COMMANDS and not any(f.startswith(first.partition("=")[0]) for f in flags):
         kind = "flag" if first.startswith("-") else "command"

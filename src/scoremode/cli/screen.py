@@ -180,7 +180,7 @@ class Screen:
     def _text(self) -> str:
         words = self._words()
         if (counter := self._counting) is None:
-            return f"{words} ({_duration(self._seconds())})"
+            return f"{words} ({_duration(self._seconds())} so far)"
         return f"{words}, {', '.join(filter(None, counter.words()))}"
 
     @property
@@ -201,7 +201,7 @@ class Screen:
         there is room for."""
         words = self._words()
         if (counter := self._counting) is None:
-            return _elided(f"{words} ({_duration(self._seconds())})", room)
+            return _elided(f"{words} ({_duration(self._seconds())} so far)", room)
         share, rate, left = counter.words()
         # Of how many is news until there is a rate.
         share = share.partition(" ")[0] if rate else share

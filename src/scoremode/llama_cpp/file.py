@@ -28,6 +28,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.checkpoint.model_files import is_text, no_model
 from scoremode.errors import ReferenceUnusable
 from scoremode.lib.files import open_regular
 from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans, sums
@@ -79,6 +80,8 @@ class LogitsFile:
         stat = os.fstat(file.fileno())
         size, head = stat.st_size, file.read(_HEADER.size)
         magic = head[: len(_MAGIC)]
+        if magic != _MAGIC and is_text(path):
+            raise ReferenceUnusable(no_model(path, "base"))
         if magic != _MAGIC:
             raise ReferenceUnusable(
                 f"{path}: not a file of llama-perplexity: begins with {magic!r}, not {_MAGIC!r}"

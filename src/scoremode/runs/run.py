@@ -347,7 +347,8 @@ class ScoredRun:
     def _what_is_kept(self) -> str:
         """What an interrupt leaves of the run, and how it goes on."""
         request, passes = self._context.request, self._passes
-        again = "the same command" + " with --resume" * (request.resume is False) + " goes on"
+        resume = " with --resume" * (request.resume is False)
+        again = f"run the same command again{resume} to go on"
         share = share_of(passes.schedule, request.shard, self._context.plan)
         # A complete record has no parts, and was made of all of them.
         if done := len(passes.document.get("parts", share.passes)):

@@ -11,8 +11,10 @@ flag of the command line alone: type checkers leave it out of the keywords.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
+from itertools import takewhile
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -342,6 +344,9 @@ class Parser(argparse.ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """Parses as argparse does; leftover words are models, of a command that takes several."""
+        # First, since argparse would take `-t` for the beginning of `-tp`.
+        short = [w for w in takewhile("--".__ne__, args or ()) if not w.startswith("--")]
+        self._check_spelling(short)
         try:
             parsed, rest = super().parse_known_args(args, namespace)
         except UsageError:
@@ -354,7 +359,8 @@ class Parser(argparse.ArgumentParser):
         # Here, since the program's own parser knows no command's flags.
         if rest and self._subparsers is None:
             self._check_spelling(rest, " ".join(rest))
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            hint = next(filter(None, map(self._text_hint, rest)), "")
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return parsed, rest
 
     def _check_spelling(self, words: Sequence[str], shown: str | None = None) -> None:
@@ -365,8 +371,20 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if flag == "--":
                 return
-            if flag.startswith("--") and not any(name.startswith(flag) for name in known):
+            if flag.startswith("--"):
+                is_known = any(name.startswith(flag) for name in known)
+            else:
+                # Of short ones only another program's: `-c512` is one of ours, too.
+                is_known = flag in known or flag[:1] != "-" or flag[1:] not in _ELSEWHERE
+            if not is_known:
                 self.error(f"unrecognized arguments: {shown or word}{did_you_mean(flag, known)}")
+
+    def _text_hint(self, word: str) -> str:
+        """The end of a message about a word too many: how a file is given that may be the text."""
+        if "-f" not in self._option_string_actions or word.lower().endswith(".gguf"):
+            return ""
+        # Path.is_file raises for a name too long.
+        return f"; give a text with -f {word}" if os.path.isfile(word) else ""  # noqa: PTH113
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -436,12 +454,17 @@ class _Help(Prints):
         return parser.format_help(everything=values == "all")
 
 
-# What llama.cpp, vLLM and others call a flag, where its letters are nearer to another of ours.
+# What llama.cpp, vLLM and others call a flag, where its letters are nearer to another of ours; of what
+# needs no flag here, the reason.
 _ELSEWHERE: dict[str, str] = {
     word: ours
     for ours, words in {
         "context-length": "ctx ctx-size ctx-len n-ctx seqlen seq-len max-length max-model-len",
         "limit": "max-windows windows num-chunks n-chunks max-chunks",
+        "reference": "base base-model baseline kl-divergence-base original ref-model reference-model",
+        "model": "m model-path",
+        "not needed: --device runs every layer": "ngl gpu-layers n-gpu-layers",
+        "set OMP_NUM_THREADS=N instead": "t threads n-threads",
     }.items()
     for word in words.split()
 }
@@ -454,6 +477,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     known, called = list(known), _ELSEWHERE.get(_bare(word))
+    if called and " " in called:
+        return f"; {called}"
     near = [k for k in known if _bare(k) == called] or get_close_matches(word, known, 1, 0.6)
     return "".join(f"; did you mean {name}?" for name in near)
 
