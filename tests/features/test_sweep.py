@@ -49,7 +49,8 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     models = [str(folder / name) for name in names]
     code, out, err = run(capsys, "kld", *models, "/no/such/model", *flags)
     assert code == 1
-    assert out.startswith("best: ") and all(name in out for name in names)
+    assert out.startswith("lowest: ") and all(name in out for name in names)
+    assert out.endswith(f"\nmore      scoremode report {tmp_path} -o report.html\n")
     lines = err.splitlines()
     # Once, and before anything is scored.
     assert [i for i, line in enumerate(lines) if "no interval and no test" in line] == [0]

@@ -459,7 +459,13 @@ def print_outcome(
         # ASCII: a model's name may hold what does something to a terminal.
         sys.stdout.write(json_text(value, ascii_only=True).rstrip("\n") + "\n")
     elif not quiet:
-        _print_tables([(v, own) for v, own in zip(found, of_pairs, strict=True) if v], form)
+        shown = [(v, own) for v, own in zip(found, of_pairs, strict=True) if v]
+        _print_tables(shown, form)
+        if shown and form == "table":
+            import shlex
+
+            folder = shlex.quote(str(outcome.folder))
+            print(f"\nmore      scoremode report {folder} -o report.html")
     missed = _missed(outcome, judged)
     if failed:
         words = f"{failed} of {len(outcome.results)} runs failed, as said above"
