@@ -57,7 +57,7 @@ def test_every_number_is_there(run):
     assert f"{metrics['ppl']['value']:.6f}" in line(text, "PPL")
     assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "base PPL")
     assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "PPL / base")
-    assert "worse than the base on this text" in line(text, "PPL / base")
+    assert "measurably above the base on this text" in line(text, "PPL / base")
     assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD")
     assert f"median {record['distribution']['kld']['50']:.3g}" in line(text, "KLD percentiles")
     assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "KLD(model‖base)")
@@ -126,17 +126,19 @@ def test_without_what_was_not_asked_for(tmp_path):
         assert words not in text
 
 
-@pytest.mark.parametrize(("noise", "words"), [(0.3, "worse"), (0.0, "not distinguishable from")])
+@pytest.mark.parametrize(
+    ("noise", "words"), [(0.3, "measurably above"), (0.0, "not distinguishable from")]
+)
 def test_the_verdict_in_words(noise, words, tmp_path):
     folder = write_run(tmp_path / "x", made(**PLACES, noise=noise))
     record = read_record(folder)
-    assert f"{words} {'than ' if words == 'worse' else ''}the base" in document_text(
+    assert f"{words} the base on this text" in document_text(
         kld_document(read_document(record), folder)
     )
     scores = made(**PLACES, noise=noise)
     kinder = replace(scores, logprob=scores.logprob + 0.1)
     better = write_run(tmp_path / "y", kinder)
-    assert "better than the base on this text" in document_text(
+    assert "measurably below the base on this text" in document_text(
         kld_document(read_document(read_record(better)), better)
     )
 

@@ -230,7 +230,7 @@ def test_what_is_not_said_did_not_happen():
 
 def test_all_that_may_happen_is_said():
     names = ("bad_rows", "long", "lost", "apart", "unended", "unprompted", "straddling", "unmarked")
-    names += ("outside", "prompted", "behind", "opening", "beyond")
+    names += ("without_calls", "outside", "prompted", "behind", "opening", "beyond")
     spread = {"least": 0, "median": 2.5, "most": 1200}
     facts = FACTS | dict.fromkeys(names, 1) | {"turn_targets": spread}
     assert conversation_rows(fields({"conversations": facts})) == [
@@ -238,7 +238,8 @@ def test_all_that_may_happen_is_said():
             "turns",
             "1,200 conversations, 1 bad and left out, 1 longer than a window, 1 without a target "
             "left; 3 turns of 0 to 1,200 targets (median 2.5), 1 with a text of their own, 1 without "
-            "an end, 1 that begin otherwise than the template prompts",
+            "an end, 1 that begin otherwise than the template prompts, 1 whose tool calls the chat "
+            "template leaves out (--chat-template FILE)",
         ),
         (
             "not scored",

@@ -444,6 +444,7 @@ def conversation_rows(corpus: Corpus) -> list[tuple[str, str]]:
         "apart": "with a text of their own",
         "unended": "without an end",
         "unprompted": "that begin otherwise than the template prompts",
+        "without_calls": "whose tool calls the chat template leaves out (--chat-template FILE)",
     }
     turns += [f"{n:,} {words}" for name, words in kinds.items() if (n := getattr(chats, name))]
     rows = [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]

@@ -61,8 +61,8 @@ Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
 _BEFORE, _TOKEN = 44, 20
 _VERDICTS = {
-    "better": "better than the base on this text",
-    "worse": "worse than the base on this text",
+    "better": "measurably below the base on this text",
+    "worse": "measurably above the base on this text",
     "not distinguishable": "not distinguishable from the base on this text",
 }
 

@@ -172,3 +172,20 @@ def test_a_chat_that_ends_with_a_user_was_not_cut():
     row = {"messages": CHATS["two turns"]["messages"][:4], "finish_reason": "length"}
     (turn,) = turns(conversation_of(row, "r"), template("chatml"), "assistant")
     assert generated([turn]) == [f"{LLAMA}<|im_end|>\n"] and not turn.is_last
+
+
+def test_tool_calls_that_a_template_does_not_write_are_told_of():
+    """They are no targets, and what is left of the turn may be scored as if it were all."""
+    call = {
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Bonn"}'},
+    }
+    asked = {"role": "user", "content": "Weather?"}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    lost = conversation_of({"messages": [asked, said]}, "r")
+    (turn,) = turns(lost, template("chatml"), "assistant")
+    assert "get_weather" not in turn.text and not turn.writes_calls
+    names = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+    writes = SHAPES["chatml"].replace("<|im_end|>", f"{names}<|im_end|>", 1)
+    (turn,) = turns(lost, ChatTemplate("t", writes), "assistant")
+    assert "get_weather" in turn.text and turn.writes_calls

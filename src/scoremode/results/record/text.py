@@ -53,6 +53,7 @@ class Conversations(Section, frozen=True, kw_only=True):
     apart: Count
     unended: Count
     unprompted: Count
+    without_calls: Count | UnsetType = UNSET
     straddling: Count
     respelled: Count | UnsetType = UNSET
     unmarked: Count | UnsetType = UNSET

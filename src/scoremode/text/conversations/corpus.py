@@ -146,6 +146,12 @@ class Conversations(Corpus):
         spoken = Spoken(tokenizer, template, ends, protocol.scored, by_span=by_span)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
         found, protocol, notes = self._cut(texts, protocol, positions)
+        if n := spoken.tally.without_calls:
+            notes = (
+                *notes,
+                f"{self.name}: the chat template leaves out the tool calls of {n:,} turns, which are "
+                "scored without them; --chat-template FILE takes one that writes them",
+            )
         rows = np.array([self._row(i) for i in range(len(self.chats))], np.int32)
         plan = Plan(
             protocol.whole(),

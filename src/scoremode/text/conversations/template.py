@@ -22,6 +22,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -245,6 +246,8 @@ class Turn:
     - `marks`: characters that its template marks as generated in it, some perhaps before `begin`; None
       of a template that marks nothing.
     - `message`: its place in the conversation; the last message of a whole one.
+    - `writes_calls`: whether its tool calls, if it has any, are in the text: some templates leave them
+      out.
     """
 
     text: str
@@ -254,6 +257,7 @@ class Turn:
     is_last: bool = True
     marks: Spans | None = None
     message: int = -1
+    writes_calls: bool = True
 
     @property
     def spans(self) -> Spans:
@@ -312,6 +316,12 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
     before, tools = conversation.messages[:message], conversation.tools
     where = f"{conversation.where}, message {message}"
     whole = template.render(conversation.messages[: message + 1], tools)
+    writes_calls = True
+    if conversation.messages[message].get("tool_calls"):
+        bare = {k: v for k, v in conversation.messages[message].items() if k != "tool_calls"}
+        # A template that takes no empty reply writes them.
+        with suppress(TokenizerError):
+            writes_calls = whole.text != template.render([*before, bare], tools).text
     as_prompted = True
     if before:
         prompt = template.render(before, tools, prompts=True).text
@@ -331,7 +341,10 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
     # One that ends where the turn begins is an earlier turn's, unless the turn says nothing in it.
     own = (m for m in whole.marks if m[1] > begin or m[0] == m[1] == begin)
     marks = tuple(own) if template.marks_turns else None
-    return Turn(whole.text, begin, len(whole.text), as_prompted, marks=marks, message=message)
+    return Turn(
+        whole.text, begin, len(whole.text), as_prompted,
+        marks=marks, message=message, writes_calls=writes_calls,
+    )  # fmt: skip
 
 
 def _opening(template: ChatTemplate, conversation: Conversation, text: str) -> int:

@@ -56,7 +56,8 @@ class Tally:
     """Counts over all conversations of a text.
 
     - `turns`: that count, of which `apart` have a text of their own, `unended` end without a token that
-      ends a turn, and `unprompted` begin otherwise than the template prompts for one.
+      ends a turn, `unprompted` begin otherwise than the template prompts for one, and
+      `without_calls` have tool calls that the template leaves out.
     - `respelled`: turns that are scored in the ids that their row has.
     - `unmarked`: turns without a mark by a template that marks others, none of whose tokens counts.
 
@@ -75,6 +76,7 @@ class Tally:
     apart: int = 0
     unended: int = 0
     unprompted: int = 0
+    without_calls: int = 0
     straddling: int = 0
     respelled: int = 0
     unmarked: int = 0
@@ -198,6 +200,7 @@ def _targets(
         stop = min(stop, turn.begin)
         inside = np.searchsorted(last, stop, "right") - np.searchsorted(first, begin)
         tally.prompted += max(int(inside), 0)
+    tally.without_calls = int(not turn.writes_calls)
     if turn.spans:
         tally.unended, tally.unprompted = int(not is_ended), int(not turn.as_prompted)
     return kind == _TARGET, end, tally
