@@ -98,8 +98,11 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
         kept.mkdir(parents=True)
         yield kept.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="scoremode-golden-") as folder:
-        yield Path(folder).resolve()
+    with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
+        # A model in a folder `model` has the name of the folder around it, which is printed.
+        work = Path(folder).resolve() / "golden"
+        work.mkdir()
+        yield work
 
 
 def measure_all(work: Path, patterns: Sequence[str]) -> tuple[Values, list[str]]:
