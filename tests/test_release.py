@@ -123,7 +123,9 @@ def test_a_build_that_no_repository_makes_names_no_address(tmp_path):
     assert metadata.get_all("Project-URL") is None
     assert all(link.startswith("https://") for link in links(str(metadata.get_payload())))
     description = str(metadata.get_payload())
-    assert "explains what a KLD of 0.05 means" in description and "<picture>" not in description
+    # A page of the repository is named, without a link.
+    assert " choosing.md " in description and "docs/choosing.md" not in description
+    assert "<picture>" not in description
 
 
 def test_one_version_everywhere():

@@ -50,7 +50,7 @@ def test_progress_ends_where_it_says_and_files_are_the_attribution(request_of):
     units = len(value["units"])
     columns = read_attributed(found.folder / file["name"], file["sha256"], rows, units)
     assert all(len(column) == value["columns"]["rows"] for column in columns.values())
-    assert {c.split(" ")[0] for c in columns} == {"index", "kld", "alone", "without"}
+    assert {c.split(" ")[0] for c in columns} == {"index", "kld", "alone", "without", "tv"}
     mean = np.mean(columns["alone down_proj"])
     (unit,) = [u for u in value["units"] if u["name"] == "down_proj"]
     assert unit["alone"]["value"] == pytest.approx(mean)
