@@ -79,9 +79,23 @@ def test_a_text_too_short_for_an_interval_is_told_of_before_the_run(
     assert found == code and lines[0].startswith(few) and lines[0].endswith("--limit 128 would")
     if on == "upper":
         assert lines[1].startswith("scoremode: --gate-on upper: no interval, so no upper end")
-        assert lines[2].startswith("scoremode: gate not met: --max-kld 1: ") and len(lines) == 3
+        assert lines[2].startswith("scoremode: gate not met: --max-kld 1: ") and len(lines) == 4
+        assert lines[3].startswith("scoremode: no interval: nothing was judged; the text is too")
     else:
         assert lines[1:] == [] and "met, by a value without an interval (252 targets)" in out
+
+
+def test_a_missed_gate_names_its_model_and_what_was_judged_is_told_from_what_was_not(capsys):
+    few, held = (
+        Gate("max_kld", "the mean KLD", 0.03, 0.02, "upper", ends and 0.02, bool(ends), "few", ends)
+        for ends in (None, (0.01, 0.02))
+    )
+    assert exit_code_of([few, few], ["a", "b"]) == 4
+    *missed, last = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1] for line in missed] == [" a", " b"]
+    assert last.startswith("scoremode: no interval: nothing was judged; ")
+    assert exit_code_of([held, few], ["a", "b"]) == 4
+    assert "nothing was judged" not in capsys.readouterr().err
 
 
 def test_a_plan_says_whether_its_windows_give_intervals(demo, capsys):

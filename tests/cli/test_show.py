@@ -52,13 +52,16 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
         (["--max-kld", "1e-3"], 4, "gate not met: --max-kld 1e-3: the mean KLD is "),
         (["--max-kld", "-1"], 2, "--max-kld -1: must be at least 0 and finite"),
         (["--gate-on", "upper"], 2, "--gate-on upper: there is no gate to judge"),
-        (["--max-kld-p99", "1", "--gate-on", "upper"], 2, "a percentile has no interval"),
+        (["--max-kld-p99", "{kld_p99}"], 0, ""),
+        (["--max-kld-p99", "{kld_p99}", "--gate-on", "upper"], 4, "its upper bound "),
     ],
     ids=str,
 )
 def test_gates_on_a_finished_run(gate, code, words, folder, capsys):
-    metrics = read_record(folder_path(folder))["metrics"]
-    values = {name: repr(metrics[name]["value"]) for name in ("kld", "top1")}
+    record = read_record(folder_path(folder))
+    metrics = record["metrics"]
+    values = {name: repr(metrics[name]["value"]) for name in ("kld", "kld_p99", "top1")}
+    assert metrics["kld_p99"]["value"] == record["distribution"]["kld"]["99"]
     got, out, err = run(capsys, folder, "--quiet", *(word.format(**values) for word in gate))
     assert (got, out) == (code, "") and words in err and "Traceback" not in err
     assert (err == "") == (code == 0)

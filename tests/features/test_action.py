@@ -47,7 +47,7 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ
-            | {key: self.evaluated(value, given) for key, value in step["env"].items()}
+            | {key: self.evaluated(value, given) for key, value in step.get("env", {}).items()}
             | {
                 "RUNNER_TEMP": str(self.temp),
                 "GITHUB_ACTION_PATH": str(ROOT),
@@ -109,7 +109,7 @@ def test_a_missed_gate_fails_the_job_and_is_in_the_summary(runner, base, quant):
     outputs = runner.outputs()
     assert outputs["exit-code"] == "4", runner.said
     assert Path(outputs["report"]).stat().st_size > 100_000
-    rows = [line for line in runner.summary.splitlines() if line.endswith(" MISSED |")]
+    rows = [line for line in runner.summary.splitlines() if "| MISSED, by a value without" in line]
     assert len(rows) == 1 and f"| {quant.name} | --max-kld 1e-9 | value | 0." in rows[0]
     assert "| --min-top1 1% |" in runner.summary and "    scoremode" not in runner.summary
 
@@ -145,9 +145,53 @@ def test_a_base_that_fails_ends_the_job_with_its_exit_code(runner, tmp_path):
     assert runner.outputs() == {"exit-code": "2", "report": ""} and "protocol 'none'" in runner.said
 
 
-def test_a_job_without_a_gate_is_refused(runner, base):
-    assert runner.step("kld", **TEXT, quants=str(base), gates=" \n") == 2
-    assert runner.outputs()["exit-code"] == "2" and "no gate is given" in runner.said
+@pytest.mark.parametrize(
+    ("gates", "words"),
+    [
+        (" \n", "gates: no limit is given, such as --max-kld 0.05"),
+        ("--margin 0.02\n--quiet", "gates: no limit is given"),
+        ("--gate-on upper", "there is no gate to judge"),
+        ("--max-kdl 0.05", "--max-kdl"),
+    ],
+)
+def test_a_job_without_a_limit_is_refused_before_anything_is_measured(tmp_path, gates, words):
+    runner = Runner(tmp_path)
+    assert runner.step("gates", gates=gates) == 2 and words in runner.said
+    assert runner.outputs()["exit-code"] == "2"
+    assert IDS.index("install") < IDS.index("gates") < IDS.index("base")
+
+
+def test_a_job_with_a_limit_goes_on(tmp_path):
+    runner = Runner(tmp_path)
+    assert runner.step("gates") == runner.step("gates", gates="--margin 0.02\n--min-top1=90%") == 0
+    assert (runner.said, runner.outputs()["exit-code"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "configured", ["", "extra-index-url = https://mirror/", "index-url = https://m/"]
+)
+def test_the_callers_indexes_are_not_replaced(tmp_path, monkeypatch, configured):
+    """pip's configuration is read by pip; nothing is installed."""
+    runner, python = Runner(tmp_path), tmp_path / "python3"
+    (tmp_path / "temp" / "scoremode").unlink()
+    (tmp_path / "pip.conf").write_text(f"[global]\n{configured}\n")
+    python.write_text(f"""#!/bin/bash
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";;
+  *install*) echo "install, ${{PIP_EXTRA_INDEX_URL-none}}";;
+  *) exec {sys.executable} "$@";;
+esac
+""")
+    python.chmod(0o755)
+    for name in [*os.environ]:
+        if name.startswith("PIP_"):
+            monkeypatch.delenv(name)
+    # The null device leaves out this machine's own.
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf") if configured else os.devnull)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert runner.step("install") == 0, runner.said
+    own = "none" if configured else "https://download.pytorch.org/whl/cpu"
+    assert runner.said == f"install, {own}\n"
 
 
 def test_both_commands_are_given_all_that_makes_the_plan():

@@ -58,12 +58,15 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     assert len(ended) == 3 and sum("KLD " in line and "PPL / base ×" in line for line in ended) == 2
     assert sum("/no/such/model: error: no such folder" in line for line in ended) == 1
     assert lines[-1].startswith("scoremode: error: 1 of 3 runs failed")
+    code, _, err = run(capsys, "kld", "/no/such/model", "/nor/this", *flags)
+    assert code == 1 and err.endswith(" 2 of 2 runs failed, as said above\n")
     # The same again, as CSV, with a gate that nobody meets.
     code, out, err = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv")
     assert code == 4 and err.count("gate not met") == 2
     _, found, _ = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--json")
     gates = json.loads(found)["comparisons"][0]["gates"]
     assert [(gate["label"], gate["met"]) for gate in gates] == [(name, False) for name in names]
+    assert all(gate["chance"].startswith("by a value without an interval (") for gate in gates)
     rows = list(csv.DictReader(io.StringIO(out)))
     assert {row["model"] for row in rows} == {"demo", *names}
     assert len([r for _, r in find_runs(tmp_path) if "reference" in r]) == 2

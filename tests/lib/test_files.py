@@ -65,6 +65,15 @@ def test_anything_else_is_named_and_not_opened(tmp_path, kind):
             check(path)
 
 
+def test_a_pointer_of_git_lfs_is_told_from_its_file(tmp_path):
+    pointer, other = tmp_path / "model.gguf", tmp_path / "other"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(OSError, match="a Git LFS pointer, not the file itself: fetch it with git"):
+        check_regular(pointer)
+    other.write_text("version https://git-lfs.github.com/spec/v1\n" + "a page about it " * 99)
+    check_regular(other)
+
+
 def test_what_takes_a_files_place_after_it_was_looked_at_is_not_opened(tmp_path, monkeypatch):
     """A pipe without a writer would be waited for, and a link followed."""
     (tmp_path / "target").write_text("mine")

@@ -11,7 +11,7 @@ from scoremode.results.record.section import Metric
 
 def compared(kld=Metric(0.05, (0.04, 0.07), 1)):  # noqa: B008
     ratio, top1 = Metric(1.02, (1.01, 1.03), 1), Metric(0.9, (0.88, 0.92), 1)
-    metrics = {"kld": kld, "ppl_ratio": ratio, "top1": top1}
+    metrics = {"kld": kld, "ppl_ratio": ratio, "top1": top1, "kld_p99": Metric(0.4, (0.3, 0.6), 1)}
     metrics |= {"tv": Metric(0.1, (0.08, 0.12), 1), "acceptance": Metric(0.9, (0.88, 0.92), 1)}
     return Compared(metrics=metrics, distribution={"kld": {"99": 0.4}})
 
@@ -29,6 +29,8 @@ def compared(kld=Metric(0.05, (0.04, 0.07), 1)):  # noqa: B008
         (Gates(min_top1=0.89, on="upper"), 0.88, False),
         (Gates(min_top1=0.88, on="upper"), 0.88, True),
         (Gates(max_kld_p99=0.39), 0.4, False),
+        (Gates(max_kld_p99=0.5), 0.4, True),
+        (Gates(max_kld_p99=0.5, on="upper"), 0.6, False),
         (Gates(max_tv=0.11), 0.1, True),
         (Gates(max_tv=0.11, on="upper"), 0.12, False),
         (Gates(min_acceptance=0.89), 0.9, True),
@@ -49,7 +51,15 @@ def test_without_an_interval_there_is_nothing_to_meet():
     assert (gate.bound, gate.met, gate.note) == (None, False, note)
     assert note in str(gate)
     (gate,) = Gates(max_kld=1.0).judge(without)
-    assert gate.met
+    assert gate.met and gate.to_json()["note"] is None
+    assert gate.to_json()["chance"] == "by a value without an interval (1 target)"
+
+
+def test_a_percentile_of_a_run_from_before_it_had_an_interval():
+    old = Compared(metrics={"kld": compared().metrics["kld"]}, distribution={"kld": {"99": 0.4}})
+    assert Gates(max_kld_p99=0.4).judge(old)[0].met
+    (gate,) = Gates(max_kld_p99=0.4, on="upper").judge(old)
+    assert not gate.met and "no interval" in str(gate)
 
 
 def test_a_gate_whose_limit_lies_in_the_interval_is_judged_by_chance():
@@ -62,7 +72,7 @@ def test_a_gate_whose_limit_lies_in_the_interval_is_judged_by_chance():
     for gate, limit in ((passed, "0.06"), (missed, "0.045")):
         assert "; not decidable with this text: about " in str(gate)
         assert str(gate).endswith(f" targets would tell it from {limit}")
-        assert "chance" not in gate.to_json()
+        assert gate.to_json()["chance"] == gate.chance
     (sure,) = Gates(max_kld=0.08).judge(compared())
     assert sure.chance is None and str(sure).endswith("the mean KLD is 0.05")
     (share,) = Gates(min_top1=0.9).judge(compared())
@@ -79,15 +89,13 @@ def test_a_limit_is_said_as_it_was_typed_and_recorded_as_a_number():
 
 def test_what_is_no_gate():
     assert not Gates() and Gates(max_kld=0.0)
-    with pytest.raises(UsageError, match=r"^--gate-on upper: there is no gate to judge"):
+    with pytest.raises(UsageError, match=r"no gate to judge; give .*--max-tv, .* or --min-top1$"):
         Gates(on="upper")
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"--max-kld .*: must be at least 0 and finite"):
             Gates(max_kld=bad)
     with pytest.raises(UsageError, match="--min-top1 90: a share is at most 1, as 90% would be"):
         Gates(min_top1=90)
-    with pytest.raises(UsageError, match="a percentile has no interval"):
-        Gates(max_kld_p99=1.0, on="upper")
 
 
 def survival(half_life, ci95, longest=100, note=None):
@@ -103,7 +111,8 @@ def survival(half_life, ci95, longest=100, note=None):
 def test_the_reason_of_a_half_life_s_gate_is_its_own():
     """Few blocks give no interval, which a gate on the value doesn't ask for."""
     found = survival(60, None, note="7 blocks")
-    assert str(Gates(min_half_life=61).judge(found)[0]).endswith("half-life in tokens is 60")
+    (gate,) = Gates(min_half_life=61).judge(found)
+    assert "half-life in tokens is 60; by a value without" in str(gate)
     found = survival(None, None, note="7 blocks")
     (gate,) = Gates(min_half_life=100, on="upper").judge(found)
     assert not gate.met and gate.note == "7 blocks"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import calibration_of, has_kept_text, text_and_protocol
-from scoremode.errors import GateNotMet, UsageError
+from scoremode.errors import GateNotMet, UsageError, escaped
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import Flags
 from scoremode.spec.run import Gates, Label, Model, Output, Sharding, Table, TokenText
@@ -255,11 +255,19 @@ def gates_of(spec: Gates) -> "gates.Gates":
     return Limits(**limits, on=spec.gate_on, typed=typed)
 
 
-def exit_code_of(judged: "Sequence[gates.Gate]") -> int:
-    """Says on stderr which gates are not met, and with which code the command ends."""
-    failed = [gate for gate in judged if not gate.met]
-    for gate in failed:
-        print(f"scoremode: {gate}", file=sys.stderr)
+def exit_code_of(judged: "Sequence[gates.Gate]", of: Sequence[str] = ()) -> int:
+    """Says on stderr which gates are not met, and with which code the command ends.
+
+    `of`: the model of each gate, where there are several.
+    """
+    names = [f"{escaped(name)}: " for name in of] or [""] * len(judged)
+    failed = [(name, gate) for name, gate in zip(names, judged, strict=True) if not gate.met]
+    for name, gate in failed:
+        print(f"scoremode: {name}{gate}", file=sys.stderr)
+    if failed and all(gate.on == "upper" and gate.ci95 is None for gate in judged):
+        # Exit code 4 alone reads as if the model were worse.
+        words = "the text is too short for --gate-on upper, which says nothing of the model"
+        print(f"scoremode: no interval: nothing was judged; {words}", file=sys.stderr)
     return GateNotMet.exit_code if failed else 0
 
 

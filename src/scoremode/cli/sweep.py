@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.command import Command, model_of, print_result, rendered
+from scoremode.cli.command import Command, exit_code_of, model_of, print_result, rendered
 from scoremode.cli.measure import Kld
 from scoremode.cli.screen import Session
-from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of, words_of
+from scoremode.errors import ScoremodeError, UsageError, escaped, line_of, words_of
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import Flag, Group, PathName, Switch
 from scoremode.spec.run import Form, Quiet
@@ -466,12 +466,13 @@ def print_outcome(
 
             folder = shlex.quote(str(outcome.folder))
             print(f"\nmore      scoremode report {folder} -o report.html")
-    missed = _missed(outcome, judged)
+    code = _gates_code(outcome, judged)
     if failed:
         words = f"{failed} of {len(outcome.results)} runs failed, as said above"
-        print(f"scoremode: error: {words}; {outcome.folder} has the others", file=sys.stderr)
+        others = f"; {outcome.folder} has the others" * any(outcome.results)
+        print(f"scoremode: error: {words}{others}", file=sys.stderr)
         return ScoremodeError.exit_code
-    return GateNotMet.exit_code if missed else 0
+    return code
 
 
 def _print_tables(
@@ -487,17 +488,16 @@ def _print_tables(
         sys.stdout.write("\n".join(rendered(compare_document(*each), form) for each in found))
 
 
-def _missed(outcome: "Outcome", judged: "Sequence[Sequence[Gate]]") -> bool:
-    missed, pairs = False, outcome.manifest["pairs"]
-    entries = zip(outcome.manifest["entries"], outcome.labels, judged, strict=True)
-    for entry, label, gates in entries:
-        own = pairs[entry["pair"]]
-        under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
-        for gate in gates:
-            if not gate.met:
-                missed = True
-                print(f"scoremode: {escaped(label + under)}: {gate}", file=sys.stderr)
-    return missed
+def _gates_code(outcome: "Outcome", judged: "Sequence[Sequence[Gate]]") -> int:
+    gates: list[Gate] = []
+    names: list[str] = []
+    pairs = outcome.manifest["pairs"]
+    for entry, label, own in zip(outcome.manifest["entries"], outcome.labels, judged, strict=True):
+        pair = pairs[entry["pair"]]
+        under = f" ({pair['corpus']}, {pair['protocol']})" * (len(pairs) > 1)
+        gates += own
+        names += [label + under] * len(own)
+    return exit_code_of(gates, names)
 
 
 def print_foreseen(request: "SweepRequest", session: Session, form: str, *, quiet: bool) -> int:

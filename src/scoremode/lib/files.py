@@ -47,6 +47,8 @@ MOST_JSON = 1 << 28
 # WikiText-103 has 540 MB.
 MOST_TEXT = 1 << 30
 _CHUNK = 1 << 20
+# What git has in the place of a file of Git LFS that wasn't fetched: these words, a hash and a size.
+_LFS, _MOST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
@@ -80,9 +82,15 @@ def open_regular(
 
 
 def check_regular(path: Path, most: int | None = None, *, links: bool = True) -> None:
-    """Raises OSError unless `path` is a regular file of at most `most` bytes; `links`: or leads to
-    one."""
-    _check(path.stat(follow_symlinks=links), path, most)
+    """Raises OSError unless `path` is a regular file of at most `most` bytes, and no pointer of Git
+    LFS's; `links`: or leads to one."""
+    found = path.stat(follow_symlinks=links)
+    _check(found, path, most)
+    if 0 < found.st_size <= _MOST_POINTER:
+        with _opened(path, os.O_RDONLY, most, links) as file:
+            if file.read(len(_LFS)) == _LFS:
+                words = "a Git LFS pointer, not the file itself: fetch it with git lfs pull"
+                raise OSError(errno.EINVAL, words, str(path))
 
 
 def read_at_most(file: BinaryIO | IO[bytes], name: object, most: int) -> bytes:

@@ -101,8 +101,7 @@ def _with_gates(text: str, gates: Sequence[Gate]) -> Verdict:
     if not gates:
         return Verdict(text)
     missed = sum(not gate.met for gate in gates)
-    # A percentile never has one.
-    bare = any(gate.ci95 is None and gate.name != "max_kld_p99" for gate in gates)
+    bare = any(gate.ci95 is None for gate in gates)
     met = "all gates met" + ", without an interval" * bare
     said = f"MISSED {missed} of {counted(len(gates), 'gate')}" if missed else met
     return Verdict(f"{text}; {said}", not missed)
@@ -194,7 +193,8 @@ def _gates(judged: Sequence[tuple[str, Gate]]) -> Table:
     rows = []
     for label, gate in judged:
         said, why = "met" if gate.met else "MISSED", gate.note or gate.chance
-        said += f": {why}" if why else ""
+        if why:
+            said += f", {why}" if gate.ci95 is None and gate.chance else f": {why}"
         rows.append((label, gate.flag, gate.on, gate.value, gate.ci95, said))
     return Table(_GATE_COLUMNS, tuple(rows))
 

@@ -41,7 +41,7 @@ from scoremode.report.facts import (
 )
 from scoremode.report.groups import KINDS, group_parts, groups_of
 from scoremode.report.runs import run_data
-from scoremode.results.gates import by_chance
+from scoremode.results.gates import bare, by_chance
 from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import shown
 from scoremode.results.record.definition import Done, Record, ShardDone
@@ -188,8 +188,8 @@ def _verdict(record: Done, said: str) -> Verdict:
     if not (gates := record.gates):
         return Verdict(text)
     missed = [f"--{gate.name.replace('_', '-')} {gate.limit:g}" for gate in gates if not gate.met]
-    bare = ", without an interval" if _bare(record) else ""
-    said = f"MISSED {', '.join(missed)}" if missed else f"{counted(len(gates), 'gate')} met{bare}"
+    met = f"{counted(len(gates), 'gate')} met" + ", without an interval" * bool(_bare(record))
+    said = f"MISSED {', '.join(missed)}" if missed else met
     return Verdict(f"{text}; {said}", not missed)
 
 
@@ -525,12 +525,12 @@ def _gate(gate: Gate, record: Done) -> str:
         words += f", {end} bound {gate.bound:.6g}"
     # A terminal's color is by how the line ends.
     metric = record.metrics.get(gate.name.partition("_")[2])
-    if metric is not None and gate.name != "max_kld_p99":
+    if metric is not None:
         chance = by_chance(gate.name, gate.limit, metric)
         words += f" ({chance})" if chance else ""
     words = f"{words}: {'met' if gate.met else 'NOT MET'}"
     if gate.on == "value" and (n := _bare(record)):
-        words += f", by a value without an interval ({counted(n, 'target')})"
+        words += f", {bare(n)}"
     return words
 
 

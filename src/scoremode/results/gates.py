@@ -39,7 +39,8 @@ class Gate:
       (for a least share the lower one), with `bound` that number, None where there is no interval.
     - `met`: whether the limit holds; never where there is nothing to judge, and `note` says why.
     - `ci95`: the metric's interval, None where there is none; `typed`: the limit as the user wrote it,
-      None where nobody did; `chance`: `by_chance`. None of these is a part of a record.
+      None where nobody did. Neither is a part of a record.
+    - `chance`: why another text of this length may judge otherwise, None where it hardly would.
     """
 
     name: str
@@ -60,11 +61,7 @@ class Gate:
         return f"--{self.name.replace('_', '-')} {self.typed or format(self.limit, 'g')}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in asdict(self).items()
-            if key not in ("ci95", "chance", "typed")
-        }
+        return {key: value for key, value in asdict(self).items() if key not in ("ci95", "typed")}
 
     def __str__(self) -> str:
         word = "met" if self.met else "not met"
@@ -99,6 +96,11 @@ def by_chance(name: str, limit: float, found: Metric) -> str | None:
     return f"not decidable with this text: {verdict.more(what=f'it from {limit:g}')}"
 
 
+def bare(targets: int) -> str:
+    """Words on a gate that a value without an interval was held against."""
+    return f"by a value without an interval ({targets:,} target{'s' * (targets != 1)})"
+
+
 class Compared(Section, frozen=True, kw_only=True):
     """The sections of a comparison that gates are held against."""
 
@@ -115,8 +117,7 @@ class Gates:
     - `on`: what is judged, the value or the worse end of its 95 % interval.
     - `typed`: gate → how the user wrote its limit, for messages.
 
-    Raises UsageError for what is no limit, for an interval that there can't be, and for `on` the upper
-    bound of nothing.
+    Raises UsageError for what is no limit, and for `on` the upper bound of nothing.
     """
 
     max_kld: float | None = None
@@ -140,28 +141,29 @@ class Gates:
                 most = "100 %" if typed.endswith("%") else f"1, as {typed}% would be"
                 raise UsageError(f"{gate}: a share is at most {most}")
         if self.on == "upper" and not self:
+            *others, last = (f"--{name.replace('_', '-')}" for name in self.names())
             raise UsageError(
-                "--gate-on upper: there is no gate to judge; give --max-kld, --max-ppl-ratio or "
-                "--min-top1"
-            )
-        if self.on == "upper" and self.max_kld_p99 is not None:
-            raise UsageError(
-                "--max-kld-p99 with --gate-on upper: a percentile has no interval; judge it by its "
-                "value, apart from the others"
+                f"--gate-on upper: there is no gate to judge; give {', '.join(others)} or {last}"
             )
 
     def __bool__(self) -> bool:
         return bool(self._limits())
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """The gates that there are."""
+        return [each.name for each in fields(cls) if each.name not in ("on", "typed")]
+
     def _limits(self) -> dict[str, float]:
-        names = [each.name for each in fields(self) if each.name not in ("on", "typed")]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        limits = {name: getattr(self, name) for name in self.names()}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def judge(self, found: "Done | Compared") -> list[Gate]:
         """Every gate that is set, against a comparison's metrics."""
         metrics = found.metrics
         n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
-        judged = {**metrics, "kld_p99": Metric(p99, None, n)}
+        # A run from before percentiles were metrics has it in `distribution` alone.
+        judged = {"kld_p99": Metric(p99, None, n, "its run made no interval"), **metrics}
         beyond = None
         if survival := found.survival:
             judged["half_life"] = _half_life(survival)
@@ -170,16 +172,17 @@ class Gates:
                 beyond = f"it is longer than the longest of the {survival.units}, {longest}"
         return [
             self._gate(
-                name, limit, _WORDS[key], judged[key], beyond if key == "half_life" else None
+                name, limit, _WORDS[key], judged[key], n, beyond if key == "half_life" else None
             )
             for name, limit in self._limits().items()
             for key in [name.partition("_")[2]]
         ]
 
     def _gate(
-        self, name: str, limit: float, words: str, metric: Metric, beyond: str | None
+        self, name: str, limit: float, words: str, metric: Metric, n: int, beyond: str | None
     ) -> Gate:
-        """`beyond`: that the metric is more than its `value`, which then meets no higher limit."""
+        """`n`: the text's targets; `beyond`: that the metric is more than its `value`, which then meets
+        no higher limit."""
         least = name.startswith("min")
         value, bound, note = metric.value, metric.value, None
         if self.on == "upper":
@@ -188,5 +191,8 @@ class Gates:
         if beyond and value < limit:
             bound, note = None, beyond
         met = bound is not None and (bound >= limit if least else bound <= limit)
-        more = metric.ci95, self.typed.get(name), by_chance(name, limit, metric)
+        chance = by_chance(name, limit, metric)
+        if self.on == "value" and metric.ci95 is None and bound is not None:
+            chance = bare(n)
+        more = metric.ci95, self.typed.get(name), chance
         return Gate(name, words, limit, value, self.on, bound, met, note, *more)

@@ -305,7 +305,9 @@ class Record(Section, frozen=True, kw_only=True, tag_field="status", dict=True):
         list[Gate] | UnsetType,
         words(
             "of a comparison with gates: `name`, `metric`, `limit`, `value`, `on` (`value` or "
-            "`upper`), the `bound` that was judged, whether it was `met`, `note`"
+            "`upper`), the `bound` that was judged, whether it was `met`, a `note` why there was no "
+            "bound, and `chance`: why another text of this length may judge otherwise, null where it "
+            "hardly would, and missing in older runs"
         ),
     ] = UNSET
     distribution: Annotated[

@@ -86,6 +86,7 @@ class Gate(Section, frozen=True, kw_only=True):
     bound: float | None
     met: bool
     note: str | None
+    chance: str | UnsetType | None = UNSET
 
 
 class Group(Section, frozen=True, kw_only=True, rename={"from_": "from"}):
