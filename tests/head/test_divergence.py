@@ -78,7 +78,7 @@ def test_the_mean_is_right_to_1e_7_at_a_vocabulary_of_128k(noise, offset, device
     {}, {"noise": 1e-3}, {"noise": 3.0}, {"offset": 100.0}, {"sharpness": 40.0, "noise": 40.0},
     {"rows": 1}, {"entries": 1}, {"entries": 2}, {"rows": 150},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("tile", [(50, 700), (64, 3000), (7, 13)], ids=str)
+@pytest.mark.parametrize("tile", [(50, 700), (64, 3000), (7, 130)], ids=str)
 def test_total_variation_equals_float64(settings, tile, held, device, monkeypatch):
     if held is not None:
         monkeypatch.setattr("scoremode.head.project._held_rows", lambda *_: (tile[0], False))
