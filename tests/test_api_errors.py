@@ -34,8 +34,6 @@ MEASURED = [
     ({"shard": "3/2"}, "shard: 3/2: must be i/N"),
     ({"max_kld": -1, "reference": "BASE"}, "max_kld=-1: must be at least 0 and finite"),
     ({"min_top1": "101%", "reference": "BASE"}, "min_top1='101%': a share is at most 100 %"),
-    ({"max_kld_p99": 1, "gate_on": "upper", "reference": "BASE"},
-     "max_kld_p99 with gate_on='upper': a percentile"),
     ({"max_kld": 1}, "max_kld=1: changes nothing without a reference to compare with"),
     ({"head": "checkpoint"}, "head='checkpoint': changes nothing without keep=True"),
     ({"keep": True, "max_kld": 1}, "max_kld=1: is not for keep=True"),

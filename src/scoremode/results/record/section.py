@@ -135,7 +135,7 @@ def _wanted(said: str, kind: Any) -> str:
     while typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
-        return f"one of {', '.join(typing.get_args(kind))}"
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
     if "regex" in said or "length >= 64" in said or "length <= 64" in said:
         return "64 hexadecimal digits"
     if length := re.match(r"Expected `array` of length (\d+)", said):
