@@ -183,6 +183,9 @@ case "$*" in
 esac
 """)
     python.chmod(0o755)
+    # There is no GPU.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/bash\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     for name in [*os.environ]:
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
