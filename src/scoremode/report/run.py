@@ -379,20 +379,18 @@ def _divergence(record: Done) -> Rows:
     """KLD, against what, and how alike the predictions are."""
     assert record.distribution
     metrics, spread = record.metrics, record.distribution["kld"]
-    kld, top1, accepted = metrics["kld"], metrics["top1"], metrics["acceptance"]
+    kld = metrics["kld"]
+    shares = {"same top-1": metrics["top1"], "acceptance": metrics["acceptance"]}
+    if (drafted := metrics.get("acceptance_draft")) and record.identity:
+        shares[f"  at temperature {record.identity.draft:g}"] = drafted
     rows = [
         ("KLD", f"{kld.value:.6g} nats   {interval_text(kld, '.4g')}"),
         ("against", _reference(record.reference)),
         ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
-        ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
-        ("acceptance", f"{accepted.value:.3%}   {interval_text(accepted, '.3%')}"),
+        *((said, f"{m.value:.3%}   {interval_text(m, '.3%')}") for said, m in shares.items()),
         ("confident flips", _flips(record)),
         *_survival(record),
     ]
-    if (drafted := metrics.get("acceptance_draft")) and record.identity:
-        place = [name for name, _ in rows].index("acceptance") + 1
-        said = f"{drafted.value:.3%}   {interval_text(drafted, '.3%')}"
-        rows.insert(place, (f"  at temperature {record.identity.draft:g}", said))
     if floor := record.noise_floor:
         rows.insert(2, ("noise floor", _floor(kld.value, floor)))
     return rows
