@@ -67,5 +67,5 @@ def test_what_is_under_its_path(tmp_path):
     assert isinstance(opened, OnDisk)
     assert opened.path == GOLDEN and opened.sha256 == opened.file.fingerprint
     (tmp_path / "text").write_text("no file of logits")
-    with pytest.raises(ReferenceUnusable, match="not a file of llama-perplexity"):
+    with pytest.raises(ReferenceUnusable, match="text is a text: give the base's folder"):
         LlamaCppReference(tmp_path / "text")
