@@ -53,3 +53,11 @@ def start_another_and(send: Send, then: str, folder: str) -> None:
     if then == "ignore":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         time.sleep(600)
+
+
+def variable(send: Send, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def set_of(send: Send, n: int) -> set[int]:
+    return set(range(n))

@@ -7,7 +7,8 @@ close.
 
 `run_apart` is the plain case: one call of a function in a child, whose result, messages and errors come
 back. A library may rebind threads, keep process-wide state or start processes, and leaves none of it
-here. The torch engine's ranks (`engines.torch.ranks.places`) are the other: whole command lines.
+here. The same in another environment's Python is `lib.interpreters`. The torch engine's ranks
+(`engines.torch.ranks.places`) are the other: whole command lines.
 """
 
 import multiprocessing
@@ -23,14 +24,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from scoremode import errors
 from scoremode.errors import EngineError, ScoremodeError, is_debugging, line_of
 from scoremode.lib.tasks import signal_again
 
-__all__ = ["LOOK", "Leader", "end_groups", "end_with", "ending_of", "run_apart"]
+__all__ = [
+    "LOOK",
+    "Leader",
+    "answer",
+    "end_groups",
+    "end_with",
+    "ending_of",
+    "no_interrupts",
+    "outcome",
+    "run_apart",
+]
 
 # Seconds between looks at whether a process has ended.
 LOOK = 0.05
@@ -109,39 +119,67 @@ def run_apart(
     # Unpickling imports what the work is of. What fails then is told like the rest.
     pickled = pickle.dumps((work, args))
     process = context.Process(target=_child, args=(theirs, pickled), name=label)
+
+    def start() -> Leader:
+        process.start()
+        theirs.close()
+        assert process.pid is not None
+        # It asks the system: a sentinel or a pipe's end stays open in what the child started.
+        return Leader(process.pid, lambda: process.exitcode)
+
+    return outcome(label, start, ours, ours.recv, receive)
+
+
+def outcome(
+    label: str,
+    start: Callable[[], Leader],
+    connection: Connection,
+    read: Callable[[], Sequence[Any]],
+    receive: Callable[[Any], None],
+) -> Any:
+    """Starts a child, gives its messages to `receive`, and returns its result; it has ended then, and
+    so has all that it started.
+
+    - `connection`: to the child, which does its work by `answer`; `read`: takes one message of it.
+
+    Raises what the child said it failed of, and EngineError for an end without a result.
+    """
+    leader = None
     try:
         # The child is in our group until it has its own: a Ctrl-C meanwhile waits until it can be
         # answered.
-        with _no_interrupts():
-            process.start()
-        theirs.close()
-        last = _last_message(process, ours, receive)
+        with no_interrupts():
+            leader = start()
+        last = _last_message(leader, connection, read, receive)
     except BaseException:
-        if process.pid is not None and process.exitcode is None:
-            os.kill(process.pid, signal.SIGINT)
+        if leader is not None and leader.poll() is None:
+            os.kill(leader.pid, signal.SIGINT)
         raise
     finally:
-        if process.pid is not None:
-            end_groups([Leader(process.pid, lambda: process.exitcode)])
-        ours.close()
+        if leader is not None:
+            end_groups([leader])
+        connection.close()
     match last:
-        case ("result", value):
+        case ["result", value]:
             return value
-        case ("error", name, text):
+        case ["error", name, text]:
             raise getattr(errors, name)(f"{label}: {text}")
-    raise EngineError(f"{label}: its process {ending_of(process.exitcode)}")
+    assert leader is not None
+    raise EngineError(f"{label}: its process {ending_of(leader.poll())}")
 
 
 def _last_message(
-    process: SpawnProcess, connection: Connection, receive: Callable[[Any], None]
-) -> tuple[Any, ...]:
+    leader: Leader,
+    connection: Connection,
+    read: Callable[[], Sequence[Any]],
+    receive: Callable[[Any], None],
+) -> Sequence[Any]:
     """Waits for the result or the error; () for a child that has ended without either."""
     while True:
-        # `exitcode` asks the system: a sentinel or a pipe's end stays open in what the child started.
-        has_ended = process.exitcode is not None
+        has_ended = leader.poll() is not None
         try:
             if connection.poll(0 if has_ended else LOOK):
-                message = connection.recv()
+                message = read()
             elif has_ended:
                 return ()
             else:
@@ -154,7 +192,7 @@ def _last_message(
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Holds SIGINT back, here and in processes started inside."""
     # Else `start` starts it, and lets SIGINT through again when it has.
     resource_tracker.ensure_running()
@@ -177,22 +215,39 @@ def _swallowed(what: "sys.UnraisableHookArgs") -> None:
 
 def _child(connection: Connection, pickled: bytes) -> None:
     os.setpgid(0, 0)
-    # The parent sends nothing: there is something to read when its end is closed.
+
+    def work(send: Callable[[Any], None]) -> Any:
+        called, args = pickle.loads(pickled)  # noqa: S301 (our own)
+        return called(send, *args)
+
+    answer(work, connection, connection.send)
+
+
+def answer(
+    work: Callable[[Callable[[Any], None]], Any],
+    connection: Connection,
+    send: Callable[[Sequence[Any]], None],
+) -> None:
+    """Does the work of a child that leads a group: its messages, and its result or error, are sent.
+
+    - `connection`: to the parent, which sends nothing from now on.
+    - `work`: called with a function that sends a message; `send`: sends one of this module's.
+    """
+    # There is something to read when the parent's end is closed.
     end_with(lambda: connection.poll(None))
     os.dup2(2, 1)
     sys.unraisablehook = _swallowed
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        work, args = pickle.loads(pickled)  # noqa: S301 (our own)
-        result = work(lambda value: connection.send(("message", value)), *args)
-        connection.send(("result", result))
+        result = work(lambda value: send(("message", value)))
+        send(("result", result))
     except KeyboardInterrupt:
         return
     except ScoremodeError as error:
-        connection.send(("error", type(error).__name__, str(error)))
+        send(("error", type(error).__name__, str(error)))
     # Not hidden: the parent raises it, as the one line that a command ends with.
     except Exception as error:  # noqa: BLE001
         if is_debugging():
             traceback.print_exception(error)
-        connection.send(("error", "EngineError", line_of(error)))
+        send(("error", "EngineError", line_of(error)))
     sys.stdout.flush()

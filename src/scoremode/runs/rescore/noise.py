@@ -107,7 +107,8 @@ class NoiseFloor:
                 resolve_local(self._checkpoint.path),
                 self._checkpoint.fingerprint,
                 variant.options,
-                self._planned,
+                plan,
+                self._planned.vocabulary,
                 reference.path,
             )
 

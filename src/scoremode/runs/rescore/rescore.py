@@ -38,7 +38,6 @@ from scoremode.results.statistics.agreement import (
 )
 from scoremode.results.statistics.blocks import Places
 from scoremode.runs.context import import_engine
-from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.plan import Plan
 
 
@@ -73,13 +72,15 @@ def rescore(
 class Job:
     """A task for one engine's process: a model as it was seen, how to run it, and its windows.
 
-    `reference`: the folder of a base to compare with, or None.
+    - `vocabulary`: entries that the softmax runs over, None for the whole head.
+    - `reference`: the folder of a base to compare with, or None.
     """
 
     model: ModelFiles
     fingerprint: str
     options: Options
-    planned: PlannedText
+    plan: Plan
+    vocabulary: int | None
     reference: Path | None = None
 
 
@@ -92,21 +93,20 @@ def rescore_apart(
     `receive`: gets ("progress", window tokens done), ("notify", a line for the user) and ("stage", the
     one that begins). Raises ScoremodeError with `label` in front.
     """
-    return run_apart(label, _rescore, job, receive=receive)
+    return run_apart(label, run_job, job, receive=receive)
 
 
-def _rescore(send: Callable[[Any], None], job: Job) -> Rescored:
-    """Runs, in the child, one engine over all windows of the job's plan."""
+def run_job(send: Callable[[Any], None], job: Job) -> Rescored:
+    """Runs, in the job's own process, one engine over all windows of its plan; `send` takes what
+    `rescore_apart` says."""
     checkpoint = open_checkpoint(job.model, code=job.options.trust_remote_code)
     if checkpoint.fingerprint != job.fingerprint:
         raise CheckpointError(f"{checkpoint.source}: has changed since it was opened")
-    plan = job.planned.plan
+    plan = job.plan
     send(("stage", "import"))
     import_engine(job.options)
     send(("stage", "engine"))
-    engine = job.options.make(
-        checkpoint, job.planned.vocabulary, plan, lambda line: send(("notify", line))
-    )
+    engine = job.options.make(checkpoint, job.vocabulary, plan, lambda line: send(("notify", line)))
     try:
         largest = int(plan.tokens.max())
         if largest >= engine.vocabulary:

@@ -9,7 +9,7 @@ process-wide state.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -110,7 +110,6 @@ def verify(
             f"and a verdict needs at least {MIN_TARGETS}"
         )
     total = int(sample.lengths.sum())
-    drawn = replace(planned, plan=sample)
 
     def run(label: str, options: Options) -> Rescored:
         shown = "the reference" if label == _REFERENCE else label
@@ -125,7 +124,7 @@ def verify(
                 progress(value, total)
 
         tell("start", shown)
-        job = Job(files, checkpoint.fingerprint, options, drawn)
+        job = Job(files, checkpoint.fingerprint, options, sample, planned.vocabulary)
         return rescore_apart(label, job, receive=receive)
 
     try:
