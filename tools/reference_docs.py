@@ -1,10 +1,11 @@
-"""Writes what docs/ has of the code itself: the command line, the Python API, the record, the metrics.
+"""Writes what docs/ has of the code itself: command line, Python API, record, metrics, charts.
 
     python tools/reference_docs.py
 
 docs/cli.md is made of the commands' parsers, docs/api.md of signatures and docstrings,
 docs/record.schema.json and the table in docs/record.md of the record's types, the two tables in
-docs/statistics.md of METRICS. A test holds all of them against what this makes.
+docs/statistics.md of METRICS, the one in docs/report.md of the page's charts. A test holds all of them
+against what this makes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import scoremode
 from scoremode.cli.main import COMMANDS, command_class, command_parser
 from scoremode.engines import vllm
 from scoremode.lib.json import json_text
+from scoremode.report.page.charts import CHARTS
+from scoremode.report.page.comparison import FRONTIERS
+from scoremode.report.page.figures import PERCENTILE_WORDS, TAIL_WORDS
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.definition import (
     SCHEMA,
@@ -48,6 +52,7 @@ def written() -> dict[str, str]:
         "statistics.md": _with_tables(
             "statistics.md", _METRIC_HEAD, metric_table(base=False), metric_table(base=True)
         ),
+        "report.md": _with_tables("report.md", "| chart | as |", chart_table()),
     }
 
 
@@ -320,6 +325,21 @@ def metric_table(*, base: bool) -> str:
             name = metric.family or f"`{metric.key}`"
             rows.setdefault(name, (name, metric.better or "", metric.words))
     return _table(("metric", "better", ""), rows.values()) + "\n"
+
+
+# --- The charts
+
+
+def chart_table() -> str:
+    """The table of the page's charts, in its order."""
+    rows = [
+        (kind.title, "chart", kind.caption) for kind in FRONTIERS.values() if kind.own is not None
+    ]
+    rows += [(title, "chart", words) for title, words in (PERCENTILE_WORDS, TAIL_WORDS)]
+    for kind in CHARTS.values():
+        form = "chart" if kind.draw else "table" if kind.tabled else "data alone"
+        rows.append((kind.title, form, kind.words))
+    return _table(("chart", "as", "how to read it"), ((t, f, _prose(w)) for t, f, w in rows)) + "\n"
 
 
 # --- Markdown

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.report_data import report_data
+from support.report_data import FIGURES, report_data
 
 from scoremode.report.page.document import page as made_page
 
@@ -33,7 +33,7 @@ def column(page, place: int) -> list[str]:
 def test_all_charts_are_drawn_without_a_word_or_a_request(opened, count, options):
     page = opened(made_page(report_data(count, **options)))
     charts = page.locator(".chart")
-    assert charts.count() == 8 * options.get("sections", 1)
+    assert charts.count() == len(FIGURES) * options.get("sections", 1)
     assert page.locator(".chart svg[role=img] .mark-symbol path").count() > charts.count() * count
     assert page.evaluate("document.documentElement.scrollWidth") <= 1240
     shot(page, f"desktop-{count}")

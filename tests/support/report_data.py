@@ -6,9 +6,16 @@ from typing import Any, cast
 
 import numpy as np
 
+from scoremode.report.page.charts import CHARTS, ChartKind, rounded
+from scoremode.report.page.comparison import FRONTIERS
 from scoremode.report.page.definition import ReportData
 
-KINDS = ("word start", "inside a word", "digits", "punctuation", "white space", "other")
+# The page's figures, in its order.
+FIGURES = [
+    *(quality for quality, kind in FRONTIERS.items() if kind.own is not None),
+    *("percentiles", "tail"),
+    *(kind.id for kind in CHARTS.values() if kind.draw),
+]
 SIZES = (("bytes", "bytes"), ("bits_body", "bits/weight"), ("bits_file", "bits/weight"))
 
 
@@ -85,22 +92,23 @@ def frontier(x: str, unit: str, y: str, runs: list[dict[str, Any]]) -> dict[str,
 
 
 def series(one: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any]:
-    return {"run": one["id"], "x": x, "y": y, "lower": [v * 0.9 for v in y],
-            "upper": [v * 1.1 for v in y], "n": [1000] * len(x)}  # fmt: skip
+    lower, upper = ([rounded(v * by) for v in y] for by in (0.9, 1.1))
+    return {"run": one["id"], "x": [rounded(v) for v in x], "y": [rounded(v) for v in y],
+            "lower": lower, "upper": upper, "n": [1000] * len(x)}  # fmt: skip
 
 
-def chart(name: str, title: str, runs: list[dict[str, Any]], bins: list[str], scale: str) -> dict:
-    xs = [float(v) for v in np.geomspace(1, 2000, len(bins))]
-    xs = [(i + 0.5) / len(bins) for i in range(len(bins))] if scale == "linear" else xs
-    xs = [float(i) for i in range(len(bins))] if scale == "category" else xs
-    fall = np.linspace(1.6, 0.3, len(bins))
-    return {
-        "id": name, "title": title, "words": f"Mean KLD of the targets, {title.lower()}.",
-        "kind": "bars" if scale == "category" else "line", "x": axis(title, "", scale),
-        "y": axis("mean KLD", "nats", "log"),
-        "bins": [{"name": b, "lower": None, "upper": None, "share": 1 / len(bins)} for b in bins],
-        "series": [series(one, xs, [float(one["kld"]["value"] * f) for f in fall]) for one in runs],
-    }  # fmt: skip
+def chart(kind: ChartKind, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the row's chart may be: ten points a run."""
+    scale = kind.x["scale"]
+    xs = {"log": np.geomspace(1, 2000, 10), "linear": np.arange(0.05, 1, 0.1)}
+    fall = np.linspace(1.6, 0.3, 10)
+    most = kind.y["most"] or math.inf
+    drawn = [
+        series(one, xs.get(scale, np.arange(10.0)).tolist(),
+               [min(float(one["kld"]["value"] * f), most) for f in fall]) for one in runs
+    ]  # fmt: skip
+    bins = [{"name": f"bin {i}", "lower": None, "upper": None, "share": 0.1} for i in range(10)]
+    return dict(kind.chart(cast(Any, bins), cast(Any, drawn)))
 
 
 def tail(one: dict[str, Any]) -> dict[str, Any]:
@@ -110,18 +118,6 @@ def tail(one: dict[str, Any]) -> dict[str, Any]:
     for end in ("lower", "upper"):
         found[end] = [v if i % 5 == 0 else None for i, v in enumerate(found[end])]
     return found | {"error": 0.01, "below": 12}
-
-
-def survival(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens = [float(n) for n in np.unique(np.geomspace(1, 511, 60).astype(int))]
-    made = chart("survival", "How long samples stay the same", runs, ["all"], "log")
-    curves = [
-        series(one, tokens, [one["acceptance"]["value"] ** n for n in tokens]) for one in runs
-    ]
-    for one in curves:
-        one["lower"] = one["upper"] = [None] * len(tokens)
-    y = {**axis("share still the same", "", "linear"), "least": 0.0, "most": 1.0}
-    return made | {"x": axis("tokens", "", "log"), "y": y, "bins": None, "series": curves}
 
 
 def matrix(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -180,14 +176,9 @@ def section(number: int, count: int, names: list[str], token: str) -> dict[str, 
         "ranked_by": "kld", "blocks": 22, "block_length": 1024,
         "interval_words": "95 %, from 22 blocks of 1,024 tokens", "runs": runs,
         "frontiers": [frontier(x, unit, y, runs) for x, unit in SIZES
-                      for y in ("kld", "ppl_ratio", "kld_p999")],
+                      for y, kind in FRONTIERS.items() if kind.own is not None],
         "tail": [tail(one) for one in runs],
-        "charts": [
-            chart("confidence", "By confidence", runs, [f"{i}" for i in range(10)], "linear"),
-            chart("position", "By position in the window", runs, [f"{i}" for i in range(8)], "log"),
-            survival(runs),
-            chart("group:token_class", "By kind of token", runs, list(KINDS), "category"),
-        ],
+        "charts": [chart(kind, runs) for kind in CHARTS.values()],
         "matrices": [matrix(runs)], "worst": worst(runs, token), "tasks": {},
         "attributions": [attribution(runs[0])],
         "differing": [], "notes": ["runs/old has no hashes"],

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from support.report_data import report_data
+from support.report_data import FIGURES, report_data
 
 from scoremode.errors import UsageError
 from scoremode.report.page.chart_types import (
@@ -23,6 +23,7 @@ from scoremode.report.page.chart_types import (
     share,
     signed,
 )
+from scoremode.report.page.comparison import FRONTIERS
 from scoremode.report.page.figures import figures, identities, line_rows, own_rows
 from scoremode.report.page.style import plot_config
 
@@ -45,19 +46,10 @@ def drawn(count: int) -> dict[str, str]:
 
 def test_every_run_is_a_mark_in_every_chart(capfd):
     charts = drawn(6)
-    assert list(charts) == [
-        "kld",
-        "ppl_ratio",
-        "kld_p999",
-        "percentiles",
-        "tail",
-        "confidence",
-        "position",
-        "survival",
-    ]
+    assert list(charts) == FIGURES
     for name, svg in charts.items():
         assert "NaN" not in svg and "Infinity" not in svg, name
-        if name in ("kld", "ppl_ratio", "kld_p999"):
+        if name in FRONTIERS:
             groups = re.findall(r'<g class="mark-symbol role-mark[^>]*>(.*?)</g>', svg, re.S)
             assert max(group.count("<path") for group in groups) == 6
         elif name != "percentiles":

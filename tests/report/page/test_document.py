@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
-from support.report_data import report_data
+from support.report_data import FIGURES, report_data
 from support.run_folders import NOISE, scores_of, write_run
 
 from scoremode.errors import UsageError
@@ -167,7 +167,7 @@ def test_each_place_of_a_chart_has_its_specs(six):
     part = section_part(report_data(6)["sections"][0])
     for name, specs in part.charts.items():
         assert f'data-chart="{name}"' in six and specs
-    assert six.count('class="chart"') == len(part.charts) == 8
+    assert six.count('class="chart"') == len(part.charts) == len(FIGURES)
     assert "<h2" not in six and six.count(escape(part.finding)) == 1
 
 

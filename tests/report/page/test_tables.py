@@ -50,7 +50,7 @@ def test_a_matrix_is_antisymmetric(section):
 def test_groups_are_deeper_the_further_above_the_mean(section):
     chart = next(c for c in section["charts"] if c["id"] == "group:token_class")
     made = tables.groups_table(chart, quants(section), identities(section), "t")
-    assert made.heads[2].startswith("word start (16.7 %)")
+    assert made.heads[2].startswith("bin 0 (10.0 %)")
     first = made.rows[0].cells[2:]
     kinds = [int(cell.attributes["class"][1:]) for cell in first]
     assert kinds == sorted(kinds, reverse=True) and kinds[0] > kinds[-1]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import UsageError
+from scoremode.report.page.definition import Axis, Chart
 from scoremode.report.page.style import SHAPES, TINTS
 
 Spec = dict[str, Any]
@@ -183,6 +184,34 @@ def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
     above = " && datum.y > 0" if y["scale"]["type"] == "log" else ""
     drawable = {"filter": f"isValid(datum.y){above}"}
     return _chart(layers, data, height=290) | {"transform": [flat, drawable, told]}
+
+
+def curves(chart: Chart) -> Spec:
+    """A chart's series as lines, on the axes that it names."""
+    x, y = chart["x"], chart["y"]
+    across = [v for one in chart["series"] for v in one["x"]]
+    up = [v for one in chart["series"] for ends in ("y", "lower", "upper") for v in one[ends]]  # type: ignore[literal-required]
+    horizontal = logarithmic(across) if x["scale"] == "log" else linear()
+    return lines(
+        chart["id"],
+        quantity("x", _titled(x), horizontal),
+        quantity("y", _titled(y), _vertical(y, up)),
+        marked=all(len(one["x"]) <= 16 for one in chart["series"]),
+    )
+
+
+def _vertical(axis: Axis, values: list[float | None]) -> "Scale":
+    """Logarithmic also where runs are so far apart that a linear axis would lay most of them on 0;
+    never where the range is fixed."""
+    if axis["most"] is not None:
+        return linear(axis["least"], axis["most"])
+    known = [value for value in values if value is not None and value > 0]
+    apart = bool(known) and max(known) > 10 * min(known)
+    return logarithmic(values) if axis["scale"] == "log" or apart else linear()
+
+
+def _titled(axis: Axis) -> str:
+    return f"{axis['label']} ({axis['unit']})" if axis["unit"] else axis["label"]
 
 
 def _names(x: Spec, y: Spec) -> list[Spec]:

@@ -2,35 +2,42 @@
 
 - `matrices`: every pair of runs, tested.
 - `frontiers`: size against quality, and which runs no other one beats.
+- `attributions`: which part of a run's model does the damage.
 - `side_by_side`: the targets that any run predicts most unlike the base, as all of them see it.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from scoremode.report.page.charts import measured, rounded
 from scoremode.report.page.definition import (
+    Attribution,
     Axis,
     Base,
     Difference,
     Frontier,
     Matrix,
+    Measured,
     Point,
     Run,
     Standing,
     Word,
     WorstTarget,
 )
-from scoremode.report.page.summary import Compared, Place, Summary, Units, rounded
+from scoremode.report.page.summary import Compared, Place, Summary, Units
+from scoremode.results.attribution import read_attribution
 from scoremode.results.comparison.ranking import beaten_by
 from scoremode.results.record.definition import Record
 from scoremode.results.record.outcome import WorstTarget as Worst
-from scoremode.results.record.section import Metric
+from scoremode.results.record.section import Metric, decode
 from scoremode.results.statistics.blocks import BlockLength, Places
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, WHOLE, too_few
 from scoremode.results.statistics.means import estimates
@@ -47,6 +54,9 @@ _SIZES = {
 Tests = Mapping[tuple[str, str], str]
 # Of all runs together, and of one at least.
 _MOST, _LEAST = 40, 3
+# Attributions of one run, the finest first: of several the first one is shown.
+_BY = ("module", "layer", "kind")
+_REST = "all of it"
 
 
 @dataclass(frozen=True)
@@ -361,4 +371,43 @@ def _target(
         "top1": [word(of["top1"]) for of in at.values()],
         "top1_p": [rounded(of["top1_p"]) for of in at.values()],
         "kld": [rounded(of["kld"]) for of in at.values()],
+    }
+
+
+def attributions(folders: Mapping[str, Path]) -> list[Attribution]:
+    """A heat map of each run that was attributed, by its id. Raises RunFolderError for one that is not
+    as it was written."""
+    found = []
+    for run, folder in folders.items():
+        paths = (folder / f"attribution-{by}.json" for by in _BY)
+        path = next((path for path in paths if os.path.lexists(path)), None)
+        if path is not None:
+            found.append(_map(run, read_attribution(path)))
+    return found
+
+
+def _map(run: str, value: Mapping[str, Any]) -> Attribution:
+    """Rows of layers and columns of kinds; of what lies in no layer a row by itself."""
+    rows: dict[str, dict[str, Measured | None]] = {}
+    heads: dict[str, None] = {}
+    for unit in value["units"]:
+        if value["by"] == "kind":
+            row, head = "all layers", unit["name"]
+        elif value["by"] == "layer" or unit["layer"] is None:
+            row, head = unit["name"], _REST
+        else:
+            row, head = f"layer {unit['layer']}", unit["name"].rpartition(".")[2]
+        heads[head] = None
+        rows.setdefault(row, {})[head] = measured(decode(unit["alone"], Metric))
+    return {
+        "run": run,
+        "by": value["by"],
+        "heads": list(heads),
+        "rows": [
+            {"name": name, "cells": [cells.get(head) for head in heads]}
+            for name, cells in rows.items()
+        ],
+        "whole": measured(decode(value["kld"], Metric)),
+        "sum_share": value["additivity"]["alone"]["share"],
+        "unfit": value["unfit"],
     }

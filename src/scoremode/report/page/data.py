@@ -9,15 +9,10 @@ from msgspec import UNSET, structs
 from scoremode import __version__
 from scoremode.errors import UsageError
 from scoremode.report.facts import measured_rows, protocol_words, ran_rows, text_name, text_words
-from scoremode.report.page.chart_data import (
-    attributions,
-    charts,
-    recipe_curves,
-    survival_curves,
-    tails,
-)
+from scoremode.report.page.charts import Runs, charts, measured, tail
 from scoremode.report.page.comparison import (
     Cut,
+    attributions,
     cut,
     frontiers,
     matrices,
@@ -39,7 +34,6 @@ from scoremode.report.page.summary import (
     PERCENTILES,
     Place,
     Summary,
-    measured,
     summarized,
 )
 from scoremode.results.comparison.comparable import differing, require_same
@@ -222,12 +216,14 @@ def _section(
         "interval_words": _interval_words(blocks),
         "runs": runs,
         "frontiers": frontiers(runs, base, tests),
-        "tail": tails(against),
-        "charts": [
-            *charts(against, records),
-            *survival_curves({id_: records[id_] for id_ in against}),
-            *recipe_curves(folders),
-        ],
+        "tail": [tail(id_, of.tail) for id_, of in against.items()],
+        "charts": charts(
+            Runs(
+                {id_: of.charts for id_, of in against.items()},
+                {id_: records[id_] for id_ in against},
+                folders,
+            )
+        ),
         "matrices": tests,
         "worst": side_by_side(places, against, records, texts),
         "tasks": {id_: record.document["tasks"] for id_, record in records.items() if record.tasks},

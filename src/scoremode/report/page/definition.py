@@ -61,10 +61,8 @@ class Series(TypedDict):
 
 
 class Chart(TypedDict):
-    """A chart of all runs. `id`: `tail`, `histogram`, `confidence`, `target_probability`,
-    `position`, `survival`, `recipe`, or `group:` and one of the record's groupings (`confidence`,
-    `position`, `token_class`, `label`, `turn`), of which `group:token_class` is the kinds of tokens;
-    of `group:label` further ones with `:` and a metric other than KLD behind.
+    """A chart of all runs. `id`: a key of `CHARTS` (charts.py), of which those with `group:` are one of
+    the record's groupings; of `group:label` further ones with `:` and a metric other than KLD behind.
 
     - `title`, `words`: what it shows, and in one or two sentences how to read it.
     - `kind`: `line` (points joined, with a band), `bars` (a bar a bin and run, or a step line).

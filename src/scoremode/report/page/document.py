@@ -15,6 +15,7 @@ from pathlib import Path
 import jinja2
 
 from scoremode.report.page.chart_types import Spec, packed, plotting, scripts
+from scoremode.report.page.charts import kind_of
 from scoremode.report.page.data import report_data
 from scoremode.report.page.definition import (
     Attribution,
@@ -60,8 +61,6 @@ from scoremode.results.folders.paths import run_folders, write_output
 
 # Names in a list of runs, and rows of the worst tokens: more are in the data.
 _MOST, _PLACES = 7, 20
-# Groups that are drawn as lines have no table beside them.
-_DRAWN = ("group:confidence", "group:position")
 _MATRIX = {
     "kld": (
         "Who differs from whom",
@@ -327,7 +326,7 @@ def _blocks(section: Section, who: Mapping[str, Row]) -> list[Block]:
     name = section["id"]
     found = [Block("Ranking", ranking_table(section, who, f"{name}-ranking"))]
     for chart in section["charts"]:
-        if chart["x"]["scale"] != "category" or chart["id"] in _DRAWN:
+        if not kind_of(chart).tabled:
             continue
         anchor = f"{name}-{chart['id'].replace(':', '-')}"
         note = chart["words"]

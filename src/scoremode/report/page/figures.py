@@ -26,7 +26,6 @@ from scoremode.report.page.chart_types import (
     Box,
     Scale,
     Spec,
-    linear,
     lines,
     logarithmic,
     percentiles,
@@ -37,9 +36,10 @@ from scoremode.report.page.chart_types import (
     share,
     signed,
 )
+from scoremode.report.page.charts import kind_of
 from scoremode.report.page.comparison import FRONTIERS
 from scoremode.report.page.data import title_of
-from scoremode.report.page.definition import Axis, Chart, Frontier, ReportData, Run, Section
+from scoremode.report.page.definition import Frontier, ReportData, Run, Section
 from scoremode.report.page.style import (
     SHAPES,
     TINTS,
@@ -58,12 +58,12 @@ _SIZES = {
     "bits_body": LAYER_BITS,
     "bytes": "size of the files",
 }
-_PERCENTILES = (
+PERCENTILE_WORDS = (
     "From the median to the largest KLD",
     "In the order of the ranking. A long way from the mean to the right end: mostly right, and now and "
     "then badly wrong.",
 )
-_TAIL = (
+TAIL_WORDS = (
     "The tail of the KLD",
     "Read across: how far off the worst 1 %, 0.1 %, … of the tokens are at least. Both axes are "
     "logarithmic; the further left and the steeper, the better.",
@@ -94,7 +94,7 @@ def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
     if rows := own.get("percentiles"):
         runs = len({row["id"] for row in rows})
         spec = percentiles(logarithmic(row["value"] for row in rows), runs)
-        title, caption = _PERCENTILES
+        title, caption = PERCENTILE_WORDS
         drawn_ids = {row["id"] for row in rows}
         zero = _not_drawn(
             run["name"]
@@ -108,12 +108,11 @@ def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
             for key in ("x", "y")  # type: ignore[literal-required]
         )
         x, y = quantity("x", "KLD (nats)", across), quantity("y", "share of tokens above it", up)
-        found.append(Figure("tail", *_TAIL, {"": lines("tail", x, y, marked=False)}))
-    found += [
-        _curves(chart)
-        for chart in section["charts"]
-        if chart["kind"] == "line" and chart["x"]["scale"] != "category" and chart["id"] != "tail"
-    ]
+        found.append(Figure("tail", *TAIL_WORDS, {"": lines("tail", x, y, marked=False)}))
+    for chart in section["charts"]:
+        if (draw := kind_of(chart).draw) is not None:
+            spec = draw(chart)
+            found.append(Figure(chart["id"], chart["title"], chart["words"], {"": spec}))
     return [figure for figure in found if figure is not None]
 
 
@@ -153,35 +152,6 @@ def _not_drawn(names: Iterable[str]) -> str:
     """The end of a caption, on runs whose value is 0, which a logarithmic scale has no place for."""
     listed = ", ".join(dict.fromkeys(names))
     return f" Not drawn, since the scale has no 0: {listed}, at 0." if listed else ""
-
-
-def _curves(chart: Chart) -> Figure:
-    x, y = chart["x"], chart["y"]
-    across = [v for one in chart["series"] for v in one["x"]]
-    up = [v for one in chart["series"] for ends in ("y", "lower", "upper") for v in one[ends]]  # type: ignore[literal-required]
-    horizontal = logarithmic(across) if x["scale"] == "log" else linear()
-    vertical = _vertical(y, up)
-    spec = lines(
-        chart["id"],
-        quantity("x", _titled(x), horizontal),
-        quantity("y", _titled(y), vertical),
-        marked=all(len(one["x"]) <= 16 for one in chart["series"]),
-    )
-    return Figure(chart["id"], chart["title"], chart["words"], {"": spec})
-
-
-def _vertical(axis: Axis, values: list[float | None]) -> Scale:
-    """Logarithmic also where runs are so far apart that a linear axis would lay most of them on 0;
-    never where the range is fixed."""
-    if axis["most"] is not None:
-        return linear(axis["least"], axis["most"])
-    known = [value for value in values if value is not None and value > 0]
-    apart = bool(known) and max(known) > 10 * min(known)
-    return logarithmic(values) if axis["scale"] == "log" or apart else linear()
-
-
-def _titled(axis: Axis) -> str:
-    return f"{axis['label']} ({axis['unit']})" if axis["unit"] else axis["label"]
 
 
 def write_plots(report: ReportData, folder: Path) -> list[Path]:

@@ -1,6 +1,8 @@
 """Charts against the Parquet files and the records they are made of."""
 
+import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +13,16 @@ from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.errors import RunFolderError
 from scoremode.report.document import rate
-from scoremode.report.page.chart_data import attributions, recipe_curves, survival_curves
+from scoremode.report.page.charts import (
+    CHARTS,
+    Runs,
+    drawn,
+    histogram,
+    measured,
+    reductions,
+    rounded,
+)
+from scoremode.report.page.comparison import attributions
 from scoremode.report.page.data import report_data
 from scoremode.report.page.figures import figures, identities
 from scoremode.report.page.tables import groups_table
@@ -20,6 +31,8 @@ from scoremode.results.folders.finished import open_whole
 from scoremode.results.folders.store import read_record, seal_of
 from scoremode.results.record.checks import checked_record
 from scoremode.results.record.outcome import GreedySurvival, SampledSurvival, Survival
+from scoremode.results.record.section import Metric
+from scoremode.results.statistics.means import Blocks
 
 
 def chart(made_report, id_: str):
@@ -29,6 +42,10 @@ def chart(made_report, id_: str):
 def series(made_report, id_: str, name: str):
     found = chart(made_report, id_)["series"]
     return next(s for s in found if s["run"] == made_report.id_of(name))
+
+
+def made_of(id_: str, records=None, folders=None):
+    return CHARTS[id_].make(CHARTS[id_], Runs({}, records or {}, folders or {}))
 
 
 def test_a_tail_is_the_share_of_targets(made_report):
@@ -144,7 +161,7 @@ def test_survival_on_text_that_the_base_wrote(made_report, changes, title, share
     sampled = SampledSurvival(**ends, whole=[0.9, 0.8], by_base=True)
     survival = Survival(units="replies", n=3, sampled=sampled, greedy=greedy)
     record = replace(record, survival=replace(survival, **changes))
-    (found,) = survival_curves({"r0": record, "r1": replace(record, survival=UNSET)})
+    (found,) = made_of("survival", records={"r0": record, "r1": replace(record, survival=UNSET)})
     assert (found["title"], found["series"][0]["y"]) == (title, shares)
     assert [s["run"] for s in found["series"]] == ["r0"]
 
@@ -212,11 +229,84 @@ def test_a_recipe_is_a_curve(tmp_path):
     points = [(3.5, 0.1), (4.5, 0.02), (16.0, 0.0)]
     curve = [{"bits_per_weight": bits, "predicted": kld} for bits, kld in points]
     sealed(tmp_path / "recipe.json", {"curve": curve, "measured": metric(0.03)})
-    (chart,) = recipe_curves({"r0": tmp_path, "r1": tmp_path / "none"})
+    (chart,) = made_of("recipe", folders={"r0": tmp_path, "r1": tmp_path / "none"})
     (series,) = chart["series"]
     assert series["x"] == [3.5, 4.5] and series["y"] == [0.1, 0.02] and series["run"] == "r0"
-    assert recipe_curves({"r1": tmp_path / "none"}) == []
+    assert made_of("recipe", folders={"r1": tmp_path / "none"}) == []
     text = (tmp_path / "recipe.json").read_text()
     (tmp_path / "recipe.json").write_text(text.replace("0.02", "0.01"))
     with pytest.raises(RunFolderError, match="was changed after it was written"):
-        recipe_curves({"r0": tmp_path})
+        made_of("recipe", folders={"r0": tmp_path})
+
+
+def test_charts_have_seven_digits_and_nothing_that_json_has_not():
+    assert drawn(math.pi * 1e-9) == 3.141593e-09 == rounded(math.pi * 1e-9)
+    assert [drawn(x) for x in (None, math.nan, math.inf, -math.inf)] == [None] * 4
+    assert drawn(0.0) == 0.0
+
+
+def test_a_metric_in_full():
+    made = {"value": 0.1 + 0.2, "lower": 0.25, "upper": 0.5, "n": 3, "note": None}
+    assert measured(Metric(0.1 + 0.2, (0.25, 0.5), 3)) == made
+    without = measured(Metric(1.0, None, 3, "too few"))
+    assert (without["lower"], without["upper"], without["note"]) == (None, None, "too few")
+
+
+BINNED_PLACES = overlapping(9000, 64, 48)
+SCORES = made(**BINNED_PLACES, noise=0.3, full=False)
+WEIGHTS = np.where(BINNED_PLACES["index"] % 5, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_means_are_those_of_the_rows(weights):
+    against = SCORES.against
+    assert against is not None
+    w = np.ones(len(SCORES)) if weights is None else weights
+    columns = {
+        "confidence": np.exp(against.base_top1_logprob),
+        "target_probability": np.exp(against.base_logprob),
+        "position": SCORES.position,
+    }
+    found = reductions(SCORES, against, Blocks(SCORES.index, 1024, weights))
+    for name in columns:
+        binned = found[name]
+        assert sum(binned.n) == binned.of == len(SCORES)
+        for i, metric in enumerate(binned.metrics):
+            low, high = binned.edges[i : i + 2]
+            last = i == len(binned.n) - 1
+            rows = (columns[name] >= low) & ((columns[name] < high) | last)
+            assert binned.n[i] == rows.sum()
+            if metric is None:
+                assert not rows.any()
+                continue
+            mean = (against.kld * w)[rows].sum() / w[rows].sum()
+            assert metric.value == pytest.approx(mean, rel=1e-9)
+            if metric.ci95 is not None:
+                assert metric.ci95[0] <= mean <= metric.ci95[1]
+    assert found["position"].edges[0] == 1 and found["position"].edges[-1] == 64
+
+
+@pytest.mark.parametrize("positions", [1, 23, 24, 25, 2047])
+def test_every_position_has_a_bin(positions):
+    position = np.arange(1, positions + 1)
+    scores = made(position - 1, position=position, full=False)
+    assert scores.against is not None
+    found = reductions(scores, scores.against, Blocks(scores.index, 1024))["position"]
+    assert sum(found.n) == positions and len(found.n) <= 24
+    assert all(found.n) and list(found.edges) == sorted(set(found.edges))
+
+
+def test_a_histogram_counts_every_target_once():
+    against = SCORES.against
+    assert against is not None
+    kld = against.kld.copy()
+    kld[:7] = [0.0, -1e-6, 1e-8, 9e-9, 1e3, 1.5e4, 2e4]
+    found = histogram(
+        SCORES, dataclasses.replace(against, kld=kld), Blocks(SCORES.index, 1024, WEIGHTS)
+    )
+    assert sum(found.n) == found.of == len(kld)
+    assert found.n[0] == 3 and found.n[-1] == 2
+    for i, metric in enumerate(found.metrics):
+        assert metric is not None and metric.value == pytest.approx(found.n[i] / len(kld))
+    inside = np.histogram(np.log10(kld[kld >= 1e-8]), np.array(found.edges[1:-1]))[0]
+    assert found.n[1:-1] == inside.tolist()
