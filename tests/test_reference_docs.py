@@ -12,7 +12,10 @@ import scoremode
 from scoremode.cli.main import COMMANDS, command_parser
 
 ROOT = Path(__file__).parents[1]
-MADE = ["cli.md", "api.md", "record.schema.json", "record.md", "report.md", "statistics.md"]
+MADE = [
+    *("cli.md", "api.md", "record.schema.json", "record.md"),
+    *("formats.md", "report.md", "statistics.md"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@
 
 docs/cli.md is made of the commands' parsers, docs/api.md of signatures and docstrings,
 docs/record.schema.json and the table in docs/record.md of the record's types, the two tables in
-docs/statistics.md of METRICS, the one in docs/report.md of the page's charts. A test holds all of them
-against what this makes.
+docs/statistics.md of METRICS, that in docs/report.md of the page's charts, the first of docs/formats.md
+of the libraries. A test holds all of them against what this makes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from scoremode.results.record.definition import (
     AnyStatus,
     needed_by,
 )
+from scoremode.schemes.resolve import LIBRARIES
+from scoremode.schemes.unsupported import METHODS
 from scoremode.spec.flag import Flag
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -52,6 +54,7 @@ def written() -> dict[str, str]:
         "statistics.md": _with_tables(
             "statistics.md", _METRIC_HEAD, metric_table(base=False), metric_table(base=True)
         ),
+        "formats.md": _with_tables("formats.md", "| you see |", format_table()),
         "report.md": _with_tables("report.md", "| chart | as |", chart_table()),
     }
 
@@ -340,6 +343,21 @@ def chart_table() -> str:
         form = "chart" if kind.draw else "table" if kind.tabled else "data alone"
         rows.append((kind.title, form, kind.words))
     return _table(("chart", "as", "how to read it"), ((t, f, _prose(w)) for t, f, w in rows)) + "\n"
+
+
+# --- The formats
+
+_DENSE = ("safetensors without a quantization", "yes", "as stored")
+_PICKLES = "weights only as `.bin`, `.pt`, `.pth`"
+
+
+def format_table() -> str:
+    """The table of what is read: a row a library, and those that are refused by name."""
+    refused = ", ".join(f"`{name}`" for name in METHODS)
+    no = "no, refused by name; try `--engine vllm`, which takes what vLLM loads"
+    rows = [_DENSE, *(library.about for library in LIBRARIES), (f"{refused}, another", no, "")]
+    rows.append((_PICKLES, "no: pickles are never loaded; save them as safetensors", ""))
+    return _table(("you see", "read", "computed"), rows) + "\n"
 
 
 # --- Markdown

@@ -11,8 +11,7 @@ from scoremode.schemes.compressed_tensors_config import parse_quantization
 from scoremode.schemes.fp8 import parse_fp8
 from scoremode.schemes.modelopt_config import parse_modelopt
 from scoremode.schemes.mxfp4 import parse_mxfp4
-from scoremode.schemes.resolve import READ
-from scoremode.schemes.unsupported import method_of
+from scoremode.schemes.resolve import READ, method_of
 
 # compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
 PARSES = {

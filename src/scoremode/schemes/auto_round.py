@@ -139,6 +139,7 @@ class Modules(Library[AutoRoundConfig]):
     methods = frozenset(("auto-round", "intel/auto-round", "auto_round", "autoround"))
     parse = staticmethod(parse_auto_round)
     method = _METHOD
+    about = ("`auto-round`", "what it stores as GPTQ or AWQ do, and float8 blocks", "W")
     marks = MARKS
     required = "qweight"
     untold = f"{UNTOLD}, and the words' order where packing_format is missing"

@@ -275,6 +275,9 @@ class Modules(Library[AwqConfig]):
     methods = frozenset(("awq", "awq_marlin"))
     parse = staticmethod(parse_awq)
     method = _METHOD
+    about = ("`awq`", "`gemm`, `gemv`, `gemv_fast`, 4 bits", "W")
+    looks, looks_by = "GPTQ or AWQ", ("qweight",)
+    told = ({"zero_point"},)
     marks = MARKS
     required = "qweight"
     untold = UNTOLD

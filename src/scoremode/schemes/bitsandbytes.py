@@ -332,6 +332,19 @@ class Modules(Library[BitsAndBytesConfig]):
     methods = frozenset(("bitsandbytes",))
     parse = staticmethod(parse_bitsandbytes)
     method = METHOD
+    about = (
+        "`bitsandbytes`",
+        "saved in 4 or 8 bits; not what is quantized on loading",
+        "4 bits W, 8 bits W+A",
+    )
+    looks, looks_by = (
+        "bitsandbytes",
+        (
+            "SCB",
+            "absmax",
+        ),
+    )
+    told = ({"load_in_4bit"}, {"load_in_8bit"}, {"_load_in_4bit"}, {"_load_in_8bit"})
     marks = frozenset(("SCB", *_MARKS, *_FUSED))
     untold = UNTOLD
     records = frozenset(

@@ -417,6 +417,12 @@ class Modules(Library[QuantizationConfig]):
 
     methods = frozenset(("compressed-tensors",))
     parse = staticmethod(parse_quantization)
+    about = (
+        "`compressed-tensors` (llm-compressor)",
+        "every format but the sparse ones: INT2 to INT8, FP8, NVFP4, MXFP4, MXFP6, MXFP8",
+        "W or W+A",
+    )
+    looks, looks_by = "compressed-tensors", ("weight_packed",)
     marks = frozenset(
         ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
     )

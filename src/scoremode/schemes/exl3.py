@@ -233,6 +233,8 @@ class Modules(Library[TensorsDecide]):
     methods = frozenset(("exl3",))
     parse = staticmethod(parse_exl3)
     method = METHOD
+    about = ("`exl3`", "yes", "W")
+    looks, looks_by = "EXL3", ("trellis",)
     required = "trellis"
     marks = frozenset(("trellis", "suh", "svh"))
     records = frozenset(_MARKERS)

@@ -230,6 +230,8 @@ class Modules(Library[Fp8Config]):
 
     methods = frozenset(("fp8",))
     method = METHOD
+    about = ("`fp8` (DeepSeek, Qwen, AutoFP8)", "yes", "W+A")
+    looks, looks_by = "float8 of transformers and DeepSeek", ("weight_scale_inv",)
     experts = _PROJECTION
     untold = UNTOLD
     records = _OF_THE_CACHE

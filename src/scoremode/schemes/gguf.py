@@ -275,6 +275,11 @@ class Modules(Library[TensorsDecide]):
 
     methods = frozenset(("gguf",))
     method = METHOD
+    about = (
+        "`.gguf`",
+        "23 block types, not Q1_0 and Q2_0 ([GGUF](gguf.md))",
+        "W, or as llama.cpp's CPU build",
+    )
     marks = _TYPES
 
     def read(self, config: Mapping[str, Any]) -> TensorsDecide:

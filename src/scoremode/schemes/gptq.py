@@ -176,6 +176,9 @@ class Modules(Library[GptqConfig]):
     methods = frozenset(("gptq", "gptq_marlin"))
     parse = staticmethod(parse_gptq)
     method = _METHOD
+    about = ("`gptq`", "yes; not GPTQModel's planar, Marlin's and BitBLAS' layouts", "W")
+    looks, looks_by = "GPTQ or AWQ", ("qweight",)
+    told = ({"desc_act"},)
     marks = MARKS
     required = "qweight"
     untold = f"{UNTOLD}, whether zero points are stored less one, and the order of inputs"

@@ -266,6 +266,8 @@ class Modules(Library[HqqConfig]):
     methods = frozenset(("hqq",))
     parse = staticmethod(parse_hqq)
     method = METHOD
+    about = ("`hqq`", "yes", "W")
+    looks, looks_by = "HQQ", ("W_q",)
     required = "W_q"
     on_load = True
     marks = frozenset(("W_q",))

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -43,6 +43,13 @@ class TensorsDecide:
 
 Config = TypeVar("Config", bound=Declared)
 _Scheme = TypeVar("_Scheme", bound=Scheme)
+# `looks_by` of all libraries → whose they are.
+_LOOKS: dict[str, str] = {}
+
+
+def looks_like(suffixes: Iterable[str]) -> str | None:
+    """The library whose tensors these are, by their suffixes; None if nothing tells."""
+    return next((_LOOKS[suffix] for suffix in sorted(suffixes) if suffix in _LOOKS), None)
 
 
 class Library(ABC, Generic[Config]):
@@ -51,6 +58,9 @@ class Library(ABC, Generic[Config]):
     It is made of the checkpoint and its `quantization_config`.
 
     - `methods`: what its configs have as `quant_method`, in lower case; `method`: its name in errors.
+    - `about`: its row in docs/formats.md: what one sees of it, what is read, what is computed.
+    - `told`: fields, all of a set, by which a config without a `quant_method` is known for its own.
+    - `looks`: its name where tensors alone tell it, by `looks_by`, suffixes that no other library has.
     - `parse`: reads a `quantization_config`. It raises UnsupportedFormat for what is not decoded,
       CheckpointError for what can't be understood.
     - `marks`: suffixes of tensors that are there only where their module is quantized; `required`: the
@@ -68,6 +78,10 @@ class Library(ABC, Generic[Config]):
     """
 
     methods: ClassVar[frozenset[str]]
+    about: ClassVar[tuple[str, str, str]]
+    told: ClassVar[tuple[set[str], ...]] = ()
+    looks: ClassVar[str] = ""
+    looks_by: ClassVar[tuple[str, ...]] = ()
     parse: ClassVar[Callable[[Mapping[str, Any]], Any]]
     method: ClassVar[str] = ""
     marks: ClassVar[frozenset[str]]
@@ -79,6 +93,10 @@ class Library(ABC, Generic[Config]):
     embeds: ClassVar[bool] = False
     records: ClassVar[frozenset[str]] = frozenset()
     splits: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _LOOKS.update(dict.fromkeys(cls.looks_by, cls.looks))
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self.checkpoint = checkpoint

@@ -198,6 +198,13 @@ class Modules(Library[MlxConfig]):
     methods = frozenset(("mlx",))
     parse = staticmethod(parse_mlx)
     method = METHOD
+    about = (
+        "`quantization` with `group_size` and `bits` (MLX)",
+        "affine, mxfp4, mxfp8, nvfp4",
+        "W",
+    )
+    looks, looks_by = "MLX", ("biases",)
+    told = ({"bits", "group_size"},)
     required = "scales"
     marks = frozenset(("scales", "biases"))
     untold = (

@@ -271,6 +271,13 @@ class Modules(Library[ModelOptConfig]):
 
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
     method = METHOD
+    about = (
+        "`modelopt`, or `hf_quant_config.json`",
+        "NVFP4, FP8, MXFP8, W4A16_AWQ, W4A8_AWQ, mixed precision; not int8, MXFP4, SVDQuant",
+        "W or W+A",
+    )
+    looks, looks_by = "ModelOpt", ("weight_scale_2",)
+    told = ({"quant_algo"}, {"quantization"})
     experts = _PROJECTION
     marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_STACKED, *_LOW_RANK))
     records = _OF_THE_CACHE

@@ -73,6 +73,7 @@ class Modules(Library[Mxfp4Config]):
     methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
     parse = staticmethod(parse_mxfp4)
     method = METHOD
+    about = ("`mxfp4` (gpt-oss)", "yes", "W; W+A on request")
     experts = _PROJECTION
     stacks = True
     marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))

@@ -347,6 +347,7 @@ class Modules(Library[QuarkConfig]):
     methods = frozenset(("quark",))
     parse = staticmethod(parse_quark)
     method = METHOD
+    about = ("`quark`", "FP8, INT8, INT4 and UINT4 by group, MXFP4", "W or W+A")
     required = "weight_scale"
     marks = frozenset(("weight_scale",))
     records = _OUTPUT

@@ -24,8 +24,8 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.decoding.codes import Codes, Scaling
 from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.layout import SCALES, Headers, Layout, Linear, Tensor
+from scoremode.schemes.library import looks_like
 from scoremode.schemes.packed import Packed
-from scoremode.schemes.unsupported import foreign_tensors
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Stored(Headers):
 
         Raises CheckpointError where tensors are missing or don't fit each other.
         """
-        if "qweight" not in self.tensors and (other := foreign_tensors(self.tensors)):
+        if "qweight" not in self.tensors and (other := looks_like(self.tensors)):
             # Such as attention left in float8, which an engine may know of.
             raise self.wrong(f"stored as {other}, and the config says no such format of it")
         groups, rows = self.matrix("scales", SCALES)

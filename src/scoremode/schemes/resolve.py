@@ -9,6 +9,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import FLOATS, TensorInfo
@@ -33,36 +34,31 @@ from scoremode.schemes import (
 from scoremode.schemes.base import Dense, Scheme
 from scoremode.schemes.fields import TensorFormat, UnreadCache, shown
 from scoremode.schemes.fused_experts import Stacked
-from scoremode.schemes.library import Declared, Library
-from scoremode.schemes.unsupported import (
-    foreign_method,
-    foreign_tensors,
-    method_of,
-    refuse_transforms,
-)
+from scoremode.schemes.library import Declared, Library, looks_like
+from scoremode.schemes.unsupported import foreign_method, refuse_transforms
 
-# The libraries that are read.
-_LIBRARIES: tuple[type[Library], ...] = (
+# The libraries that are read. Of several that a config's fields tell, the first one counts.
+LIBRARIES: tuple[type[Library], ...] = (
     compressed_tensors.Modules,
     fp8.Modules,
+    modelopt.Modules,
+    bitsandbytes.Modules,
     awq.Modules,
     gptq.Modules,
     auto_round.Modules,
     mxfp4.Modules,
-    modelopt.Modules,
-    bitsandbytes.Modules,
     hqq.Modules,
-    mlx.Modules,
     quark.Modules,
     torchao.Modules,
     exl3.Modules,
+    mlx.Modules,
     gguf.Modules,
 )
 # Methods that configs have, in lower case.
-READ = {method: library for library in _LIBRARIES for method in library.methods}
+READ = {method: library for library in LIBRARIES for method in library.methods}
 # Tensors that are there only where their module is quantized, whatever the config says. Those of
-# `foreign_tensors` count as well, to be refused.
-_MARKS = frozenset().union(*(library.marks for library in _LIBRARIES))
+# `looks_like` count as well, to be refused.
+_MARKS = frozenset().union(*(library.marks for library in LIBRARIES))
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     if not any(library.split(name)[1] in library.marks for name in checkpoint.tensors):
         for name in sorted(checkpoint.tensors):
             module, _, suffix = name.rpartition(".")
-            if looks := foreign_tensors([suffix]):
+            if looks := looks_like([suffix]):
                 method = shown(
                     config.get("quant_method", method_of(config) or "compressed-tensors")
                 )
@@ -227,6 +223,15 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     reader = library(checkpoint, config)
     reader.check()
     return reader
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """The `quant_method` in lower case, or the one that the config's fields tell; None if none does."""
+    method = config.get("quant_method")
+    if method is None and "config_groups" not in config:
+        told = (library for library in LIBRARIES for own in library.told if own <= config.keys())
+        method = next((min(library.methods) for library in told), None)
+    return None if method is None else str(method).lower()
 
 
 def library_of(checkpoint: Checkpoint) -> type[Library] | None:
@@ -249,7 +254,7 @@ def _is_quantized(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
     return (
         not _MARKS.isdisjoint(tensors)
         or any(weight is not None and weight.dtype not in FLOATS for weight in weights)
-        or foreign_tensors(tensors) is not None
+        or looks_like(tensors) is not None
     )
 
 
@@ -259,7 +264,7 @@ def _undeclared(
     """The error for a module that no config declares; `below` has all tensors' names in order."""
     names = ", ".join(sorted(tensors))
     its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
-    library = foreign_tensors(name.rpartition(".")[2] for name in its_own)
+    library = looks_like(name.rpartition(".")[2] for name in its_own)
     looks = f"; it looks like {library}" if library else ""
     return CheckpointError(
         f"{module} is stored quantized ({names}), and config.json says nothing{looks}"

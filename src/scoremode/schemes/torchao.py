@@ -249,6 +249,8 @@ class Modules(Library[TorchAoConfig]):
     methods = frozenset(("torchao",))
     parse = staticmethod(parse_torchao)
     method = METHOD
+    about = ("`torchao`", "int8, int1 to int7 in int8, float8; not `Int4Tensor`", "W or W+A")
+    looks, looks_by = "torchao", ("_weight_qdata",)
     required = _CODES
     marks = frozenset((_CODES, _SCALE))
 

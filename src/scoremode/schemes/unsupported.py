@@ -5,7 +5,7 @@ Sources: transformers 5.23, `QuantizationMethod`; vLLM 0.33, `QuantizationMethod
 files.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scoremode.checkpoint.config import TRANSFORM, quantizations
@@ -16,7 +16,7 @@ from scoremode.schemes.fields import shown
 
 _VLLM = "vLLM can score it: --engine vllm"
 # quant_method → whose it is, and what to do.
-_METHODS = {
+METHODS = {
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",
     "inc": f"Intel Neural Compressor; {_VLLM}",
@@ -31,52 +31,14 @@ _METHODS = {
     "fp_quant": "FP-Quant",
     "sinq": "SINQ",
 }
-# Fields that tell a config without a quant_method.
-_FIELDS = {
-    "quant_algo": "modelopt",
-    "quantization": "modelopt",
-    "load_in_4bit": "bitsandbytes",
-    "load_in_8bit": "bitsandbytes",
-    "_load_in_4bit": "bitsandbytes",
-    "_load_in_8bit": "bitsandbytes",
-    "zero_point": "awq",
-    "desc_act": "gptq",
-}
-# Tensors that no module of other libraries has: whose they are, where no config says it, or another's.
-_SUFFIXES = {
-    "qweight": "GPTQ or AWQ",
-    "trellis": "EXL3",
-    "weight_scale_inv": "float8 of transformers and DeepSeek",
-    "SCB": "bitsandbytes",
-    "absmax": "bitsandbytes",
-    "W_q": "HQQ",
-    "weight_scale_2": "ModelOpt",
-    "weight_packed": "compressed-tensors",
-    "biases": "MLX",
-    "_weight_qdata": "torchao",
-}
 _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
-
-
-def method_of(config: Mapping[str, Any]) -> str | None:
-    """The `quant_method` in lower case, or the one that the config's fields tell; None if none does."""
-    method = config.get("quant_method")
-    if method is None and "config_groups" not in config:
-        fields = (library for field, library in _FIELDS.items() if field in config)
-        method = next(fields, "mlx" if {"bits", "group_size"} <= set(config) else None)
-    return None if method is None else str(method).lower()
 
 
 def foreign_method(config: Mapping[str, Any]) -> str:
     """The reason why a `quantization_config` that is of no library that is read here is refused."""
-    about = _METHODS.get(method_of(config) or "")
-    words = f"quantization method {shown(config.get('quant_method', method_of(config)))}"
+    method = config.get("quant_method")
+    about, words = METHODS.get(str(method).lower()), f"quantization method {shown(method)}"
     return f"{words} ({about}): not decoded" if about else f"{words}: not known"
-
-
-def foreign_tensors(suffixes: Iterable[str]) -> str | None:
-    """The library whose tensors these are, by their suffixes; None if nothing tells."""
-    return next((_SUFFIXES[suffix] for suffix in sorted(suffixes) if suffix in _SUFFIXES), None)
 
 
 def refuse_transforms(checkpoint: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from support.families.bitsandbytes import config
 from transformers import BitsAndBytesConfig
 
 from scoremode.schemes.bitsandbytes import parse_bitsandbytes
-from scoremode.schemes.unsupported import method_of
+from scoremode.schemes.resolve import method_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from scoremode.errors import CheckpointError
 from scoremode.schemes.mlx import Mode, parse_mlx
-from scoremode.schemes.unsupported import method_of
+from scoremode.schemes.resolve import method_of
 
 
 def test_one_for_all():
