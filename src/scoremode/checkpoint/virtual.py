@@ -1,11 +1,11 @@
-"""Checkpoints that no folder holds: mixtures of several, and a model in memory.
+"""Checkpoints that no folder holds: mixtures of several, a model in memory, and one by its record.
 
 A mixture is one checkpoint with some of its modules taken from others, read like any checkpoint. Every
 module's tensors come from one part, all of them, so that a name is never in two.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -254,6 +254,45 @@ class ModuleInMemory(Checkpoint):
         for name in sorted(state):
             if isinstance(state[name], torch.Tensor):
                 yield name, state[name]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedCheckpoint(Checkpoint):
+    """A checkpoint by what a record says of it, whose predictions lie under `path`: none of it is read.
+
+    - `section`: the record's section `checkpoint`.
+    - `read_through`: reads the predictions through, and gives the hashes for the section's `files`.
+    - `unchanged`: raises where they are no longer what was opened.
+    """
+
+    section: Mapping[str, Any] = field(kw_only=True, repr=False)
+    read_through: Callable[[], dict[str, str]] = field(kw_only=True, repr=False)
+    unchanged: Callable[[], None] = field(kw_only=True, repr=False, default=lambda: None)
+
+    @property
+    def place(self) -> str:
+        return self.section.get("path") or self.source
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.section["fingerprint"]
+
+    def check_unchanged(self) -> None:
+        self.unchanged()
+
+    def hash_files(self) -> dict[str, str]:
+        return self.read_through()
+
+    def hashing(self) -> Any:
+        """Begins nothing: predictions are read through while they are scored."""
+
+    def stop_hashing(self) -> None:
+        """Ends nothing."""
+
+    def summary(self) -> dict[str, Any]:
+        """The record's facts of it, but for where it is and what its files are."""
+        place = ("source", "path", "fingerprint", "files")
+        return {name: value for name, value in self.section.items() if name not in place}
 
 
 def _versions_of(module: "nn.Module") -> tuple[int, ...]:

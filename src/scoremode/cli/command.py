@@ -20,6 +20,7 @@ from scoremode.spec.text import Calibration, Protocol, Stopping
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.model_files import ModelFiles
+    from scoremode.engines.replay.options import Predictions, ReplayOptions
     from scoremode.report.document import Document
     from scoremode.results import gates
     from scoremode.results.record.definition import Record
@@ -162,7 +163,14 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     from scoremode.results.folders.paths import check_folder
 
     check_folder(spec.output)
-    options = engine_options(spec, spec.engine)
+    from scoremode.runs.models import predictions_in
+
+    # One of several models that is a finished run is ranked as it is.
+    predictions = None if getattr(spec, "is_sweep", False) else predictions_in(model)
+    if predictions is None:
+        options, tokenizer = engine_options(spec, spec.engine), spec.tokenizer
+    else:
+        options, tokenizer = _replayed(spec, session, predictions, more.get("reference"))
     if session.ranks is not None:
         from dataclasses import replace
 
@@ -173,15 +181,17 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
 
     reads_model(session, model)
     from_hub = spec.text is spec.file is spec.dataset_file is None and not has_kept_text(spec)
-    if spec.engine == "torch" and from_hub:
+    if spec.engine == "torch" and from_hub and predictions is None:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
-    if os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name too long
-        from scoremode.checkpoint.model_files import resolve_local
+    from scoremode.checkpoint.model_files import ModelFiles, resolve_local
 
+    if os.path.isfile(model) and predictions is None:  # noqa: PTH113  Path's raises for long names
         # A text in the model's place is said before another one is asked for.
         resolve_local(model)
     found = _found_on_hub(model, spec.revision) if from_hub else model
+    if predictions is not None:
+        found = ModelFiles(model, Path(model), model)
     if (base := more.get("reference")) is not None:
         named = base, more["reference_revision"]
         more["reference"] = found if named == (model, spec.revision) else _found_on_hub(*named)
@@ -196,7 +206,7 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         options=options,
         output=spec.output,
         revision=spec.revision,
-        tokenizer=spec.tokenizer,
+        tokenizer=tokenizer,
         quantization=spec.quantization if spec.engine == "torch" else None,
         resume=spec.resume,
         token_text=spec.token_text,
@@ -206,6 +216,39 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         ranks=session.ranks,
         **{"label": spec.label, **more},
     )
+
+
+# Flags of a model's layers and weights, which predictions no longer have.
+_OF_LAYERS = ("revision", "quantization", "swap", "keep_dense", "arithmetic", "kv_cache", "kv_scales",
+              "placement", "batch_size", "shard", "noise_floor")  # fmt: skip
+
+
+def _replayed(
+    spec: Measurement, session: Session, predictions: "Predictions", base: str | None
+) -> "tuple[ReplayOptions, ModelFiles | str]":
+    """The options that score kept predictions as MODEL, and the tokenizer of their text. Raises
+    UsageError for a flag of layers, which don't run."""
+    from scoremode.cli.engines import torch_options
+    from scoremode.engines.replay.options import ReplayOptions
+    from scoremode.runs.models import recorded_tokenizer
+
+    model = model_of(spec)
+    what = f"{model} holds predictions that are kept already, and no layer runs"
+    if session.ranks is not None:
+        raise UsageError(f"{what}: one process scores them: without --devices or torchrun")
+    if spec.engine != "torch":
+        raise UsageError(f"--engine {spec.engine}: {what}")
+    for name in _OF_LAYERS:
+        flag = spec.flags.get(name)
+        if flag is not None and (value := getattr(spec, name)) != flag.default:
+            shown = value[0] if isinstance(value, list) else value
+            raise UsageError(f"{flag.spelled} {shown}: {what}")
+    tokenizer = spec.tokenizer or recorded_tokenizer(predictions, base)
+    if tokenizer is None:
+        raise UsageError(
+            f"{model}: doesn't say which tokenizer made its tokens: give --tokenizer PATH"
+        )
+    return ReplayOptions(predictions, torch_options(spec)), tokenizer
 
 
 def _found_on_hub(model: str, revision: str | None) -> "str | ModelFiles":

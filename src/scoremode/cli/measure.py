@@ -53,8 +53,15 @@ if TYPE_CHECKING:
 __all__ = ["Kld", "Plan", "Ppl", "Reference"]
 
 
+_OR_KEPT = Named.model.but(
+    help="model to measure: a folder, a .gguf file or a hub id; or predictions that are kept, of which "
+    "no layer runs again: a reference's folder, llama.cpp's file"
+)
+
+
 class Ppl(Named, Swap, Measurement):
     called = "ppl"
+    model = _OR_KEPT
     usage = "scoremode ppl MODEL [flags]"
     summary = "measure the perplexity of a model"
     about = "Measures the exact perplexity of a model's quantized weights under a protocol."
@@ -92,6 +99,7 @@ class _Several(
 
 class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement):
     called = "kld"
+    model = _OR_KEPT
     margin = Margin.margin.but(group=COMPARISON)
     label: Labels = Labels(  # pyright: ignore[reportIncompatibleVariableOverride]  of several
         f"{Label.label.help}; with several models, once for each, in their order",

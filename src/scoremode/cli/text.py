@@ -4,6 +4,7 @@ A flag that changes nothing with the text that is named is refused. A run that i
 reference has that one's text and protocol, where no flag says another.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,9 +205,15 @@ def text_and_protocol(
 
 
 def _kept(spec: Text) -> Path | None:
-    """The folder of the run's kept reference."""
-    name = getattr(spec, "reference", None)
-    return Path(name) if name is not None and (Path(name) / "record.json").is_file() else None
+    """The folder whose text is the run's: that of kept predictions as MODEL, else the reference's."""
+    # Of several models one that is a finished run is none that is replayed.
+    models = () if getattr(spec, "is_sweep", False) else ("model", "model_flag")
+    for name in (*models, "reference"):
+        place = getattr(spec, name, None)
+        # Path.is_file raises for a name too long.
+        if place is not None and os.path.isfile(Path(place) / "record.json"):  # noqa: PTH113
+            return Path(place)
+    return None
 
 
 def calibration_of(spec: Calibration, session: Session) -> "calibration.Calibration | None":

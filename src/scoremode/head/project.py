@@ -107,6 +107,17 @@ class Head:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class RoundedHead(Head):
+    """A head whose logits are rounded to `dtype`, the product first and what is made of it after every
+    step, as an engine has them that computes logits in the model's dtype."""
+
+    dtype: torch.dtype
+
+    def logits(self, product: torch.Tensor, begin: int) -> torch.Tensor:
+        return product.copy_(super().logits(product.to(self.dtype), begin))
+
+
 class Logits(Protocol):
     """A model's logits of N rows, a tile at a time."""
 
@@ -143,11 +154,17 @@ def score_rows(
     number of rows: the same bits come of the same rows in the same call.
     """
     tile = tile or tile_of(hidden.device)
-    sums = RowSums(len(hidden), hidden.device)
+    return score_logits(HeadLogits(head, hidden, tile), target, head.vocabulary, tile)
+
+
+def score_logits(
+    logits: Logits, target: torch.Tensor, vocabulary: int, tile: tuple[int, int]
+) -> HeadScores:
+    """Log-probability of `target` int64 [N] by its row's logits, as `score_rows` has it."""
+    sums = RowSums(len(target), target.device)
     # The logits are ours to destroy, which in plain torch saves a copy of them.
-    take = sums.absorb if has_kernels(hidden.device) else sums.consume
-    logits = HeadLogits(head, hidden, tile)
-    for begin, blocks in tiles(range(len(hidden)), head.vocabulary, tile, logits):
+    take = sums.absorb if has_kernels(target.device) else sums.consume
+    for begin, blocks in tiles(range(len(target)), vocabulary, tile, logits):
         for block in blocks:
             take(block, logits(block), target[block], begin)
     return sums.finish()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,15 @@ class Contents:
     def reach(self) -> float:
         """Nats from the largest to the smallest entry of the widest row."""
         return 65535 * self.step
+
+
+def holds_logits(path: Path) -> bool:
+    """Tells whether a file begins as one of llama.cpp's log-probabilities does."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 class LogitsFile:
@@ -171,6 +180,26 @@ class LogitsFile:
         digest = sha256(packed_head(self.n_ctx, self.entries, self.tokens))
         digest.update(np.stack(spans(self._words[sampled]), 1).astype("<f4").tobytes())
         return digest.hexdigest()
+
+    def facts(self, contents: Contents | None = None) -> dict[str, Any]:
+        """Its facts for the record; of its `contents` the hash and how coarse it is: an entry is off by
+        up to half a step, and what would lie deeper than the reach below a row's largest entry was
+        raised to it."""
+        facts: dict[str, Any] = {
+            "fingerprint": self.fingerprint,
+            "n_ctx": self.n_ctx,
+            "chunks": self.chunks,
+            "rows": self.rows,
+            "vocabulary": self.entries,
+        }
+        if contents is not None:
+            facts |= {
+                "sha256": contents.sha256,
+                "step_nats": contents.step,
+                "reach_nats": contents.reach,
+                "checksum": "none in the file; each row adds up to 1 within its steps",
+            }
+        return facts
 
     def read_all(self) -> Contents:
         """Reads every byte once. Raises ReferenceUnusable, as `codes` does, and for a row that is no

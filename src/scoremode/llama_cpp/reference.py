@@ -18,19 +18,30 @@ rounding of `lp - z + L` is up to half a last place of a number of the logits' s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from scoremode.checkpoint.virtual import RecordedCheckpoint
+from scoremode.engines.base import Schedule
+from scoremode.errors import ReferenceUnusable
 from scoremode.head.divergence import PairScores
-from scoremode.llama_cpp.file import LogitsFile
-from scoremode.reference.base import Span
+from scoremode.head.project import tile_of
+from scoremode.llama_cpp.file import Contents, LogitsFile
+from scoremode.reference.base import Reference, Span
+from scoremode.results.scores import Scores
+from scoremode.text.corpus import Corpus
+from scoremode.text.corpus_plan import PlannedText
+from scoremode.text.plan import Plan
 
 KLD_CUT = -16.0
 # Float64 entries at a time: 32 MiB.
 _BLOCK = 1 << 22
+# Micro-batches of a pass over a file that stands for a model.
+_BATCHES = 16
 
 
 class LlamaCppSums:
@@ -151,3 +162,80 @@ class DecodedLogits:
             if low < high:
                 yield begin + low, begin + high
             first += end - begin
+
+
+class KeptLogits:
+    """The Predictions of a model as llama.cpp ran it, in its file under `path`. Raises
+    ReferenceUnusable.
+
+    The softmax is of the file's log-probabilities, renormalized. Which model, text and BOS rule made it
+    is not in the file.
+    """
+
+    tokenizer = None
+    dtype = None
+
+    def __init__(self, path: Path):
+        self._reference = LlamaCppReference(path)
+        self._file = self._reference.file
+
+    @property
+    def checkpoint(self) -> RecordedCheckpoint:
+        path = self._file.path
+        section = {
+            "path": str(path.resolve()),
+            "fingerprint": self._file.fingerprint,
+            "bits_per_weight": {"body": None, "file": None},
+            "formats": {},
+            "not_decoded": "a file of log-probabilities, which holds no weights",
+            "kv_cache_declared": None,
+        }
+        return RecordedCheckpoint(
+            path, str(path), {}, {}, section=section,
+            read_through=lambda: {path.name: self._contents.sha256},
+            unchanged=self._file.check_unchanged,
+        )  # fmt: skip
+
+    @property
+    def vocabulary(self) -> int:
+        return self._file.entries
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return self._file.read_all()
+
+    def check_plan(self, planned: PlannedText, corpus: Corpus) -> None:
+        if (rule := planned.plan.protocol.stop_when) is not None:
+            raise ReferenceUnusable(
+                f"{self._file.path}: is a llama.cpp file, which is read in the order of its chunks: "
+                f"--stop-when {rule} draws windows"
+            )
+        self._file.check_plan(planned.plan)
+
+    def schedule(self) -> Schedule:
+        """Micro-batches of about as many rows as the smallest tile has."""
+        rows, _ = tile_of(torch.device("cpu"))
+        batch = max(1, rows // self._file.rows_per_chunk)
+        return Schedule(_BATCHES * batch, batch)
+
+    def reference(self, plan: Plan) -> Reference:
+        return self._reference
+
+    def compare(self, reference: Reference, scores: Scores, begin: int) -> None:
+        """Nothing: the file holds no scores beside its log-probabilities."""
+
+    def engine(self) -> dict[str, Any]:
+        return {
+            "dtype": "what llama.cpp chose",
+            "arithmetic": "llama.cpp's own",
+            "attention": "llama.cpp's",
+            "unused_tensors": [],
+        }
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
+
+    def describe(self) -> dict[str, Any]:
+        path = self._file.path
+        facts = self._file.facts(self._contents)
+        return {"source": str(path), "path": str(path.resolve()), **facts}

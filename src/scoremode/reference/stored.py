@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
-from scoremode.head.project import Head, HeadLogits, held_logits, tile_of
+from scoremode.head.project import Head, HeadLogits, RoundedHead, held_logits, tile_of
 from scoremode.lib.files import MOST_TEXT, check_regular, read_regular
 from scoremode.lib.tasks import Task
 from scoremode.reference.base import Span
@@ -36,6 +36,7 @@ from scoremode.reference.states import (
     rows_of_files,
 )
 from scoremode.reference.writer import digest_of, name_of, reference_sha256
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import HEAD, RECORD, TOKENS
 from scoremode.results.folders.tables import LABEL
@@ -44,7 +45,10 @@ from scoremode.results.record.definition import Done, Invalid
 from scoremode.results.record.model import HeadPlace, Kept
 from scoremode.results.record.model import StatesFile as KeptStates
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.agreement import logits_of
 from scoremode.results.statistics.blocks import CONVERSATION
+from scoremode.text.corpus import Corpus
+from scoremode.text.corpus_plan import PlannedText, check_same_tokens
 from scoremode.text.plan import Labels, Plan, make_plan
 from scoremode.text.protocol import Protocol
 
@@ -60,11 +64,13 @@ class StoredReference:
     - `path`: its folder; `record`: of the run that made it.
     - `sha256`: of all that makes its numbers.
     - `vocabulary`: entries of its softmax.
+    - `rounds`: the dtype that its logits are rounded to, where it is asked for `as_ran` and its engine
+      rounded them; None else.
     """
 
     extra_sums = None
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, as_ran: bool = False):
         self.path = path
         record = checked_record(path)
         kept, keeps = record.kept, record.identity and record.identity.keep
@@ -80,6 +86,8 @@ class StoredReference:
                 "scoremode reference --resume goes on with it"
             )
         self.record = record
+        rounds = logits_of(record.document["engine"]) if as_ran else "float32"
+        self.rounds = None if rounds == "float32" else getattr(torch, rounds)
         for name, there in (
             ("identity", record.identity),
             ("checkpoint.files", record.checkpoint.files),
@@ -146,6 +154,28 @@ class StoredReference:
             )
         return plan
 
+    def check_plan(self, planned: PlannedText, corpus: Corpus) -> None:
+        """Raises ReferenceUnusable where it is of another plan, with the first token where they differ
+        by those alone. It has all windows, of which a run that a rule may stop draws some."""
+        plan, record = planned.plan.in_text_order(), self.record
+        ours = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
+        if (
+            record.plan.sha256 != ours.plan.sha256
+            and record.protocol.sha256 == ours.plan.protocol.sha256
+            and self._tokens
+        ):
+            chat = record.document["corpus"].get("conversations")
+            # By the names that this run's tokenizer has: the reference's may be gone.
+            check_same_tokens(
+                ours, self.plan().tokens, record.corpus.text.sha256, str(self.path),
+                planned.tokenizer, chat,
+            )  # fmt: skip
+        check_same_plan(ours.to_json(corpus), record.document, str(self.path))
+
+    def by_rows_of(self, plan: Plan) -> "StoredReference | OrderedReference":
+        """The reference by the rows of a plan whose windows may be drawn from its own."""
+        return self if plan.protocol.seed is None else OrderedReference(self, plan)
+
     def states(self, spans: Sequence[Span]) -> torch.Tensor:
         """Rows of states [N, D] on the CPU, one span behind the other."""
         parts = [part for span in spans for part in self._span(span)]
@@ -159,7 +189,8 @@ class StoredReference:
         key = (device, begin, end)
         if key not in self._heads:
             weight, bias = self._tensors
-            self._heads[key] = Head(
+            kind = Head if self.rounds is None else partial(RoundedHead, dtype=self.rounds)
+            self._heads[key] = kind(
                 weight[begin:end].to(device),
                 None if bias is None else bias[begin:end].to(device),
                 self._head.scale,

@@ -19,7 +19,13 @@ from scoremode.results.labels import base_of, label_of
 from scoremode.results.metrics import METRICS
 from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import Done, ShardDone
-from scoremode.results.record.model import Activations, Reference, TorchEngine, VllmEngine
+from scoremode.results.record.model import (
+    Activations,
+    Reference,
+    ReplayEngine,
+    TorchEngine,
+    VllmEngine,
+)
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.text import Calibration, Conversations, Corpus, Protocol
 from scoremode.text.corpus import WIKITEXT2_NAME
@@ -296,6 +302,8 @@ def caveats(record: Scored) -> list[tuple[str, str]]:
         rows.append(("KV cache", ", ".join([*said, *_cache_of_base(record)])))
     elif declared is not None:
         rows.append(("KV cache", f"declared {declared}, not applied"))
+    if isinstance(engine, ReplayEngine):
+        rows.append(("replayed", _replayed(engine)))
     if isinstance(engine, VllmEngine) and engine.problem:
         rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {engine.problem}"))
     if unlike := unlike_dtypes(record.document):
@@ -316,6 +324,25 @@ def caveats(record: Scored) -> list[tuple[str, str]]:
     if unused := engine.unused_tensors:
         rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
     return rows + calibration_rows(record)
+
+
+def _replayed(engine: ReplayEngine) -> str:
+    """What was scored in place of a model, and how near it is to what the model gave."""
+    kept = engine.replayed
+    where = printable(kept.source)
+    if kept.kind == "llama.cpp":
+        return (
+            f"llama.cpp's file {where}: 16-bit codes in steps of up to {kept.step_nats:.2g} nats, "
+            f"nothing deeper than {kept.reach_nats:.4g} nats below a row's largest; no layer ran"
+        )
+    by = (kept.engine or {}).get("engine")
+    said = f"kept predictions of the {by} engine in {where}: no layer ran"
+    if kept.logits != "float32":
+        said += f"; logits rounded to {kept.logits} again"
+    if (check := kept.check) is None:
+        return said
+    bits = "to the bit" if check.bitwise else f"within {check.worst:.2g} nats"
+    return f"{said}; {counted(check.rows, 'target')} as kept {bits}"
 
 
 def _cache_scales(engine: Engine) -> list[str]:
@@ -348,6 +375,8 @@ def _rate(record: Scored) -> str:
     engine = record.engine
     work = sum(v for k, v in engine.seconds.items() if k != "load")
     tokens = engine.tokens
+    if isinstance(engine, ReplayEngine):
+        return "not measured (no model ran)"
     return f"{tokens / work:,.0f} tokens/s" if work and tokens else "not measured (all resumed)"
 
 

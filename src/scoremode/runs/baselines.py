@@ -6,7 +6,6 @@ must be of the very same plan: the same token ids under the same protocol over t
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,23 +17,23 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.engines.base import Options, Progress, Schedule
+from scoremode.engines.replay.options import ReplayOptions
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import Head
 from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
-from scoremode.llama_cpp.file import Contents, LogitsFile
+from scoremode.llama_cpp.file import Contents
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.base import Reference, Span
 from scoremode.reference.replay import Replay, compare_base, replay
 from scoremode.reference.stored import OrderedReference, StoredReference, is_run
-from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.record.definition import Done
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.planning import plan_of_base
 from scoremode.runs.request import Request
 from scoremode.text.corpus import Corpus
-from scoremode.text.corpus_plan import PlannedText, check_same_tokens
+from scoremode.text.corpus_plan import PlannedText
 from scoremode.text.plan import Plan
 
 
@@ -225,14 +224,9 @@ class StoredBaseline:
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
-        # It has all windows, of which a run that a rule may stop draws some.
-        plan = planned.plan.in_text_order()
-        whole = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
-        _check_tokens(stored, whole)
-        check_same_plan(whole.to_json(corpus), stored.record.document, str(stored.path))
-        self._ordered = None
-        if planned.plan.protocol.seed is not None:
-            self._ordered = OrderedReference(stored, planned.plan)
+        stored.check_plan(planned, corpus)
+        ordered = stored.by_rows_of(planned.plan)
+        self._ordered = ordered if isinstance(ordered, OrderedReference) else None
         self._is_captured = is_captured
         # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
         self._device = torch.device("cpu")
@@ -307,21 +301,6 @@ class StoredBaseline:
         """Nothing computes; what reads ahead goes with the reference."""
 
 
-def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
-    """Raises ReferenceUnusable where its plan is another by its tokens alone, with the first."""
-    record = stored.record
-    if (
-        record.plan.sha256 == planned.plan.sha256
-        or record.protocol.sha256 != planned.plan.protocol.sha256
-        or not (record.kept and record.kept.tokens)
-    ):
-        return
-    tokens, text = stored.plan().tokens, record.corpus.text.sha256
-    chat = record.document["corpus"].get("conversations")
-    # By the names that this run's tokenizer has: the reference's may be gone.
-    check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer, chat)
-
-
 class LlamaCppBaseline:
     """The file of log-probabilities of `reference`, as llama-perplexity writes it.
 
@@ -362,7 +341,7 @@ class LlamaCppBaseline:
             "path": str(file.path.resolve()),
             # Which model, text and BOS rule made it is not in the file.
             "checkpoint": None,
-            **file_facts(file),
+            **file.facts(),
         }
 
     def settle(self) -> dict[str, str]:
@@ -383,31 +362,10 @@ class LlamaCppBaseline:
             )
 
     def finish(self) -> dict[str, Any]:
-        return file_facts(self._file, self._contents.result())
+        return self._file.facts(self._contents.result())
 
     def close(self) -> None:
         """Nothing computes."""
-
-
-def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, Any]:
-    """Facts of a file for the record; of its `contents` the hash and how coarse it is: an entry is off
-    by up to half a step, and what would lie deeper than the reach below a row's largest entry was
-    raised to it."""
-    facts: dict[str, Any] = {
-        "fingerprint": file.fingerprint,
-        "n_ctx": file.n_ctx,
-        "chunks": file.chunks,
-        "rows": file.rows,
-        "vocabulary": file.entries,
-    }
-    if contents is not None:
-        facts |= {
-            "sha256": contents.sha256,
-            "step_nats": contents.step,
-            "reach_nats": contents.reach,
-            "checksum": "none in the file; each row adds up to 1 within its steps",
-        }
-    return facts
 
 
 def open_baseline(
@@ -424,7 +382,8 @@ def open_baseline(
     assert request.reference is not None
     path = kept or Path(str(request.reference))
     if is_run(path):
-        stored = StoredReference(path)
+        # Of two kept runs each is compared as it ran.
+        stored = StoredReference(path, as_ran=isinstance(request.options, ReplayOptions))
         return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
     if is_logits_file(path):
         if (rule := request.protocol.stop_when) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import ModelFiles
+from scoremode.engines.replay.options import ReplayOptions
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.lib.processes import run_apart
 from scoremode.results.folders.store import RunFolder
@@ -56,6 +57,8 @@ def measure(
         planned = plan_request(request, checkpoint)
         for note in planned.notes:
             notify(note)
+        if isinstance(request.options, ReplayOptions):
+            request.options.predictions.check_plan(planned, request.corpus)
         clock.begin("import")
         import_engine(request.options)
         options, baseline = request.options, None

@@ -1,4 +1,5 @@
-"""A request's model: a checkpoint, a mixture with modules of others, or a module in memory."""
+"""A request's model: a checkpoint, a mixture with modules of others, a module in memory, or kept
+predictions."""
 
 import os
 import tempfile
@@ -9,11 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.model_files import ModelFiles
+from scoremode.checkpoint.gguf.names import is_gguf
+from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
+from scoremode.engines.replay.options import Predictions, ReplayOptions
 from scoremode.engines.torch.options import InMemoryOptions, TorchOptions
 from scoremode.errors import CheckpointError, EngineError, UsageError
+from scoremode.lib.hub import on_hub
+from scoremode.llama_cpp.file import holds_logits
+from scoremode.results.folders.store import RECORD
+from scoremode.results.record.checks import checked_record
 from scoremode.runs.request import Request, Swap
 
 if TYPE_CHECKING:
@@ -60,6 +67,8 @@ def opened_model(request: Request, notify: Callable[[str], None] = lambda _: Non
     where its engine doesn't read such files."""
     if isinstance(request.options, InMemoryOptions):
         return request.options.checkpoint
+    if isinstance(request.options, ReplayOptions):
+        return request.options.predictions.checkpoint
     code = request.options.trust_remote_code
     checkpoint = opened(request.model, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)
@@ -104,6 +113,35 @@ def opened(
                 "the rest"
             )
     return mixture
+
+
+def predictions_in(model: str) -> Predictions | None:
+    """The kept predictions that a model's name stands for: a reference's folder, or llama.cpp's file;
+    None where it names a model. Raises ReferenceUnusable, RunFolderError."""
+    path = Path(model)
+    if os.path.isfile(path / RECORD):  # noqa: PTH113  Path.is_file raises for a name too long
+        from scoremode.engines.replay.engine import KeptRun
+
+        return KeptRun(path)
+    if os.path.isfile(path) and holds_logits(path):  # noqa: PTH113
+        from scoremode.llama_cpp.reference import KeptLogits
+
+        return KeptLogits(path)
+    return None
+
+
+def recorded_tokenizer(predictions: Predictions, base: str | None) -> ModelFiles | None:
+    """The tokenizer of kept predictions, as the record has it that made them, else that of a base, kept
+    or not; None where nothing tells it. Raises CheckpointError for one that is gone."""
+    source = predictions.tokenizer
+    if source is None and base is not None and not os.path.isfile(Path(base) / RECORD):  # noqa: PTH113
+        return None if os.path.isfile(base) and not is_gguf(Path(base)) else resolve_model(base)  # noqa: PTH113
+    if source is None and base is not None:
+        source = checked_record(Path(base)).tokenizer.source
+    if source is None:
+        return None
+    repo, commit = on_hub(source) or (source, None)
+    return resolve_tokenizer(source) if commit is None else resolve_model(repo, commit or None)
 
 
 def check_engine(options: Options, checkpoint: Checkpoint) -> None:

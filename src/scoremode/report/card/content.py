@@ -42,7 +42,7 @@ from scoremode.report.runs import HALF_LIFE, half_life_cell
 from scoremode.results.labels import base_of
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 from scoremode.results.record.definition import Done
-from scoremode.results.record.model import Reference, VllmEngine
+from scoremode.results.record.model import Reference, ReplayEngine, TorchEngine, VllmEngine
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
 from scoremode.results.record.text import Corpus, Protocol
@@ -182,16 +182,20 @@ def _windows(protocol: Protocol, corpus: Corpus) -> str:
 def _computed(records: Sequence[Done]) -> str:
     """Names the engines, dtypes, arithmetics and devices that computed the runs."""
     engines = [record.engine for record in records]
-    names = [
-        f"vLLM {e.vllm}" if isinstance(e, VllmEngine) else "scoremode's torch engine"
-        for e in engines
-    ]
+    names = list(map(_engine_words, engines))
     return (
         f"Computed by {_either(names)} in {_either(e.dtype for e in engines)}, arithmetic "
         f"{_either(e.arithmetic for e in engines)}, on "
         f"{_either(e.device.name for e in engines)}."
         f"{_sharded(records)}"
     )
+
+
+def _engine_words(engine: TorchEngine) -> str:
+    if isinstance(engine, ReplayEngine):
+        by = (engine.replayed.engine or {}).get("engine", "llama.cpp")
+        return f"scoremode from predictions of {by} that were kept"
+    return f"vLLM {engine.vllm}" if isinstance(engine, VllmEngine) else "scoremode's torch engine"
 
 
 def _sharded(records: Sequence[Done]) -> str:

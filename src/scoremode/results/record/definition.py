@@ -17,6 +17,7 @@ from scoremode.results.record.model import (
     Checkpoint,
     Kept,
     Reference,
+    ReplayEngine,
     Tokenizer,
     TorchEngine,
     VllmEngine,
@@ -110,10 +111,14 @@ _Shard = Annotated[
 ]
 
 _Engine = Annotated[
-    TorchEngine | VllmEngine,
+    TorchEngine | VllmEngine | ReplayEngine,
     words(
         "device, dtype, arithmetic, products, attention, KV cache, head, seconds a stage, peak "
-        "memory, unused tensors"
+        "memory, unused tensors; `engine` is `torch`, `vllm`, or `replay` for predictions that were "
+        "kept: `replayed` says which (`sha256` of states and head, `run_sha256` of their record; or of "
+        "llama.cpp's file, with the `step_nats` of its codes and how far they reach), the `engine` "
+        "that made them, the dtype that it rounded `logits` to, and how far their scores are from "
+        "those that were kept (`check`)"
     ),
 ]
 

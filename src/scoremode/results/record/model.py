@@ -94,6 +94,29 @@ class VllmEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", tag
     arguments: dict[str, str] | UnsetType = UNSET
 
 
+class Replayed(Section, frozen=True, kw_only=True):
+    """Kept predictions that a run was made of, in place of a model."""
+
+    kind: Literal["stored", "llama.cpp"]
+    source: str
+    path: str
+    sha256: Sha256
+    run_sha256: Sha256 | UnsetType = UNSET
+    logits: str | UnsetType = UNSET
+    engine: dict[str, Any] | UnsetType = UNSET
+    fingerprint: Sha256 | UnsetType = UNSET
+    step_nats: float | UnsetType = UNSET
+    reach_nats: float | UnsetType = UNSET
+    check: "Replay | None" = None
+
+
+class ReplayEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", tag="replay"):
+    """Kept predictions: the torch engine's fields say how they were computed, and where they were
+    scored once more."""
+
+    replayed: Replayed
+
+
 class TakenModules(Section, frozen=True, kw_only=True):
     pattern: str
     source: str

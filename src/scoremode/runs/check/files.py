@@ -164,7 +164,6 @@ def _audit_logits_file(
     record: Done, section: Reference, sources: Sources, findings: Findings
 ) -> None:
     from scoremode.llama_cpp.file import LogitsFile
-    from scoremode.runs.baselines import file_facts
 
     path = sources.base(section)
     if not path.exists():
@@ -173,7 +172,7 @@ def _audit_logits_file(
         return
     try:
         file = LogitsFile(path)
-        made = file_facts(file, file.read_all())
+        made = file.facts(file.read_all())
     except ScoremodeError as error:
         findings.wrong("reference", "sha256", str(error))
         return

@@ -13,6 +13,7 @@ scores are fetched, checked and written.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,9 +29,10 @@ from scoremode.head.full import full_pairs
 from scoremode.head.project import (
     Head,
     HeadLogits,
+    Logits,
     draft_variation,
+    score_logits,
     score_pairs,
-    score_rows,
     tile_of,
 )
 from scoremode.reference.base import Span
@@ -241,15 +243,28 @@ def score_states(
 ) -> list[Any]:
     """Results with `columns` for the plan's scored targets `rows`, int64 [N], and their states [N, D],
     on their way to the host."""
-    reference, device = work.extras.reference, states.device
+    logits = partial(HeadLogits, head, states)
+    return score_span(logits, head.vocabulary, work, rows, target, clock)
+
+
+def score_span(
+    logits: Callable[[tuple[int, int]], Logits],
+    entries: int,
+    work: Work,
+    rows: Span,
+    target: torch.Tensor,
+    clock: DeviceClock,
+) -> list[Any]:
+    """The same of any model's logits over so many entries, which `logits` gives in tiles."""
+    reference, device = work.extras.reference, target.device
+    tile = tile_of(device)
     if reference is None:
         with clock.stage("head"):
-            return [to_host(score_rows(head, states, target))]
-    tile = tile_of(device)
+            return [to_host(score_logits(logits(tile), target, entries, tile))]
     with clock.stage("reference"):
         base = reference.logits([rows], device, tile)
     with clock.stage("head"):
-        model, entries = HeadLogits(head, states, tile), head.vocabulary
+        model = logits(tile)
         extra = reference.extra_sums
         pair = score_pairs(target, entries, model=model, base=base, extra=extra, tile=tile)
         if (draft := work.extras.draft) is not None:
