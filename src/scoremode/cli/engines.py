@@ -98,6 +98,7 @@ def vllm_options(spec: Engine) -> "VllmOptions":
     return VllmOptions(
         dtype=spec.dtype,
         head_dtype=spec.head_dtype or "model",
+        decode=spec.decode,
         strict=spec.strict,
         trust_remote_code=spec.trust_remote_code,
         arguments=vllm_cache(spec.kv_cache, arguments)

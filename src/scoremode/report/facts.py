@@ -284,9 +284,21 @@ def _vllm(engine: Engine) -> list[tuple[str, str]]:
     ranks = f"{engine.tensor_parallel_size} tensor, {engine.pipeline_parallel_size} pipeline"
     return [
         ("vLLM", f"{engine.vllm}, {engine.runner} runner, parallel {ranks}"),
+        *_decode(engine),
         ("kernels", kernels),
         ("logits", "float32" if engine.head_dtype == "float32" else engine.dtype),
     ]
+
+
+def _decode(engine: VllmEngine) -> list[tuple[str, str]]:
+    """The row of targets that decode steps predicted, not prefill."""
+    if engine.phase is UNSET:
+        return []
+    graphs = "eager" if engine.cuda_graphs == "NONE" else f"CUDA graphs {engine.cuda_graphs}"
+    said = [f"each target by a decode step, {engine.max_num_seqs} windows together", graphs]
+    if engine.prefilled_targets:
+        said.append(f"{engine.prefilled_targets} targets after a preemption by prefill")
+    return [("decode", ", ".join(said))]
 
 
 def caveats(record: Scored) -> list[tuple[str, str]]:

@@ -183,14 +183,21 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         harmless=("float32",),
         **_OF_VLLM,
     )
+    decode: Switch = Flag(
+        "predict each target by a decode step, as vLLM serves it, instead of by prefill (slower: see "
+        "docs/vllm.md)",
+        switch=True,
+        refusal="replays windows in vLLM's decode steps, which is for --engine vllm",
+        **_OF_VLLM,
+    )
     quantization: Name = Flag(
         "use this quantization method (default: the one in the model's config)",
         "METHOD",
         **_KEYWORD,
     )
     enforce_eager: Flag[bool | None, bool | None] = Flag(
-        "disable torch.compile and CUDA graphs (the default, since compiling takes longer than "
-        "most runs)",
+        "disable torch.compile and CUDA graphs (the default but for --decode on a GPU, since "
+        "compiling takes longer than most runs)",
         pair=True,
         **_KEYWORD,
     )

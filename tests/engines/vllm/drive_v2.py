@@ -29,7 +29,7 @@ class Model(torch.nn.Module):
     def __init__(self, *, vllm_config, prefix=""):
         super().__init__()
         self.pooler = ScoringPooler(self, vllm_config)
-        self.pooler._head = SimpleNamespace(score=score)
+        self.pooler.scorer._head = SimpleNamespace(score=score)
 
     def embed_input_ids(self, input_ids):
         raise NotImplementedError

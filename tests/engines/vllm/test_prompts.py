@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.llm import _rows, _with_last_target
+from scoremode.engines.vllm.llm import _rows
 from scoremode.engines.vllm.prompts import (
     COLUMNS,
     COMPARED,
@@ -222,8 +222,8 @@ def test_a_target_that_is_not_among_them_is_no_measurement():
 
 
 def test_only_the_last_target_may_be_none_of_the_prompts():
-    assert _with_last_target(Prompt(IDS, None, 0)) is IDS
+    assert Prompt(IDS, None, 0).whole is IDS
     targets = np.array([1, 4, 1, 5], np.int32)
-    assert _with_last_target(Prompt(IDS, targets, 0)).tolist() == [3, 1, 4, 1, 5]
+    assert Prompt(IDS, targets, 0).whole.tolist() == [3, 1, 4, 1, 5]
     with pytest.raises(EngineError, match="no other targets"):
-        _with_last_target(Prompt(IDS, targets[::-1], 0))
+        _ = Prompt(IDS, targets[::-1], 0).whole

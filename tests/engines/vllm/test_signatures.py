@@ -6,29 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.engines.vllm.signatures import REQUIREMENTS, check_signatures, main, v2_scores
+from scoremode.engines.vllm.signatures import (
+    DECODING,
+    REQUIREMENTS,
+    check_signatures,
+    main,
+    v2_scores,
+)
 
 _MEMBERS = [
-    (file, name, member)
-    for file, classes in REQUIREMENTS.items()
+    (of, file, name, member)
+    for of, requirements in (("scoring", REQUIREMENTS), ("decoding", DECODING))
+    for file, classes in requirements.items()
     for name, wanted in classes.items()
     for member in wanted.split()
 ]
 # Of these there is a line of their own, which would be the second problem.
-_METHODS = {tuple(name.split(".")) for _, name, _ in _MEMBERS if "." in name}
+_METHODS = {(file, *name.split(".")) for _, file, name, _ in _MEMBERS if "." in name}
 
 
-def write_package(root: Path, *, without: tuple[str, str] | None = None) -> Path:
-    """A package that has just what is required, less one member of one name."""
+def write_package(root: Path, *, without: tuple[str, str, str] | None = None) -> Path:
+    """A package that has just what is required, less one member of one name in a file."""
     classes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for file, required in REQUIREMENTS.items():
-        for name, wanted in required.items():
-            owner, _, method = name.partition(".")
-            members = [m for m in wanted.split() if (name, m) != without]
-            if method:
-                classes[file][owner].append(f"    def {method}(self, {', '.join(members)}): ...")
-            else:
-                classes[file][owner] += [f"    {member}: int" for member in members]
+    members: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for _, file, name, member in _MEMBERS:
+        here = members[file, name]
+        here += [member] if member not in here and (file, name, member) != without else []
+    for (file, name), wanted in members.items():
+        owner, _, method = name.partition(".")
+        if method:
+            classes[file][owner].append(f"    def {method}(self, {', '.join(wanted)}): ...")
+        else:
+            classes[file][owner] += [f"    {member}: int" for member in wanted]
     for file, owners in classes.items():
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,15 +47,16 @@ def write_package(root: Path, *, without: tuple[str, str] | None = None) -> Path
 
 
 def test_nothing_is_missing_where_all_is_there(tmp_path):
-    assert check_signatures(write_package(tmp_path)) == []
+    root = write_package(tmp_path)
+    assert check_signatures(root) == check_signatures(root, DECODING) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "member"),
-    [(name, member) for _, name, member in _MEMBERS if (name, member) not in _METHODS],
+    ("of", "file", "name", "member"), [one for one in _MEMBERS if one[1:] not in _METHODS]
 )
-def test_each_missing_member_is_named(name, member, tmp_path):
-    (problem,) = check_signatures(write_package(tmp_path, without=(name, member)))
+def test_each_missing_member_is_named(of, file, name, member, tmp_path):
+    root = write_package(tmp_path, without=(file, name, member))
+    (problem,) = check_signatures(root, DECODING if of == "decoding" else REQUIREMENTS)
     assert problem.startswith(f"{name} in vllm/") and problem.endswith(f" has no {member}")
 
 
@@ -91,3 +101,4 @@ def test_the_installed_vllm_has_it_all():
         pytest.skip("needs vLLM: make test-vllm")
     (folder,) = found.submodule_search_locations or ()
     assert check_signatures(Path(folder)) == [] and v2_scores(Path(folder))
+    assert check_signatures(Path(folder), DECODING) == []

@@ -65,6 +65,7 @@ class VllmEngine:
             # A window's last token is only a target.
             max_model_len=max(1, int(plan.lengths.max()) - 1),
             head_dtype=options.head_dtype,
+            decode=options.decode,
             strict=options.strict,
             notify=notify,
             trust_remote_code=options.trust_remote_code,
@@ -85,14 +86,17 @@ class VllmEngine:
         self._head_before = self._llm.head_seconds()
 
     def schedule(self, plan: Plan) -> Schedule:
-        """Whole steps of vLLM's scheduler, so that a pass begins where a step does."""
+        """Whole steps of vLLM's scheduler, or groups of windows that are decoded together, so that a
+        pass begins where one does."""
         longest = max(1, int(plan.lengths.max()) - 1)
         step = self._facts["max_num_batched_tokens"]
         batch = max(1, step // longest)
+        if self._llm.together is not None:
+            batch, step = self._llm.together, self._llm.together * longest
         tokens = _PASS_TOKENS[self._facts["device"]["type"]]
         if plan.conversation is not None:
             # vLLM groups them itself, and pads nothing.
-            most = len(plan)
+            most = self._llm.together or len(plan)
             return Schedule(most, most, pass_tokens=max(tokens, step), batch_tokens=step, pads=True)
         return Schedule(max(1, tokens // (longest * batch)) * batch, batch)
 
@@ -174,6 +178,7 @@ class VllmEngine:
         return {
             **self.identity(),
             **({"prefixes": _APART} if self._reads_requests else {}),
+            **({"prefilled_targets": self._llm.prefilled} if self._options.decode else {}),
             "unused_tensors": [],
             "tokens": self._tokens,
             "seconds": {k: round(v, 3) for k, v in seconds.items()},

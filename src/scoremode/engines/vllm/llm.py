@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from scoremode.checkpoint.config import longest_of, read_json
 from scoremode.checkpoint.model_files import resolve_model
-from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
+from scoremode.engines.vllm.decoding import DecodeSettings, DecodingEngine
+from scoremode.engines.vllm.pooling import PoolingEngine
 from scoremode.engines.vllm.prompts import (
     COLUMNS,
     Against,
@@ -40,6 +41,7 @@ from scoremode.engines.vllm.prompts import (
     check_prompts,
     scores_of,
 )
+from scoremode.engines.vllm.scoring import Mismatch, ScoringEngine
 from scoremode.engines.vllm.settings import Settings
 from scoremode.engines.vllm.start import Started, require_plugin, vllm_version
 from scoremode.errors import EngineError, InvalidMeasurement
@@ -68,7 +70,7 @@ class StockEngine(Started):
             raise EngineError(
                 f"vocabulary {vocabulary}: vLLM's own path has its softmax over all {self.entries}"
             )
-        full = [_with_last_target(p) for p in prompts]
+        full = [p.whole for p in prompts]
         with self.working():
             # One more than the target's own, for the top-1.
             params = SamplingParams(
@@ -83,17 +85,6 @@ class StockEngine(Started):
             scores_of(_rows(output.prompt_logprobs, ids, prompt.positions), prompt, kind)
             for output, ids, prompt in zip(outputs, full, prompts, strict=True)
         ]
-
-
-def _with_last_target(prompt: Prompt) -> NDArray[np.int32]:
-    """The ids whose next tokens are the prompt's targets."""
-    if prompt.targets is None:
-        return prompt.ids
-    if not np.array_equal(prompt.targets[:-1], prompt.ids[1:]):
-        raise EngineError(
-            "vLLM's own path scores only what follows in the prompt, no other targets"
-        )
-    return np.append(prompt.ids, prompt.targets[-1:])
 
 
 def _rows(flat: Any, ids: NDArray[np.int32], positions: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -119,7 +110,10 @@ class ScoringLLM:
       model's own limit.
     - `head_dtype`: "model" keeps the deployed arithmetic, logits rounded to the model's dtype;
       "float32" takes the rounding away (an unquantized head only).
-    - `strict`: raise where the plugin does not fit this vLLM, instead of taking vLLM's own path.
+    - `decode`: each target is predicted by a decode step, as vLLM serves it, not by prefill: slower,
+      and only what follows in a prompt can be scored.
+    - `strict`: raise where the plugin does not fit this vLLM, instead of taking vLLM's own path; for
+      decode steps there is no other.
     - `notify`: gets one line for what a user should know.
     - `arguments`: any other keyword of `vllm.LLM`, such as `tensor_parallel_size`, `quantization`,
       `gpu_memory_utilization`; they override what scoring would choose.
@@ -133,6 +127,7 @@ class ScoringLLM:
         *,
         max_model_len: int | None = None,
         head_dtype: str = "model",
+        decode: bool = False,
         strict: bool = False,
         revision: str | None = None,
         notify: Callable[[str], None] = lambda _: None,
@@ -155,13 +150,16 @@ class ScoringLLM:
         self.problem: str | None = None
         # Around whatever asks the workers, who answer one question at a time.
         self._lock = threading.RLock()
-        self._backend: PoolingEngine | StockEngine
-        settings = Settings(folder, config, self.max_model_len, head_dtype, arguments, notify)
+        self._backend: ScoringEngine | StockEngine
+        given = folder, config, self.max_model_len, head_dtype, arguments, notify
+        settings = Settings(*given)
         try:
-            self._backend = PoolingEngine(settings)
+            self._backend = (
+                DecodingEngine(DecodeSettings(*given)) if decode else PoolingEngine(settings)
+            )
         except Mismatch as mismatch:
             self.problem = str(mismatch)
-            if strict:
+            if strict or decode:
                 raise EngineError(f"vLLM {vllm_version()}: {mismatch}") from None
             if head_dtype != "model":
                 raise EngineError(
@@ -244,7 +242,7 @@ class ScoringLLM:
         if against is None and keep is None:
             yield
             return
-        if not isinstance(self._backend, PoolingEngine):
+        if not isinstance(self._backend, ScoringEngine):
             raise EngineError(
                 f"vLLM {vllm_version()}: {self.problem}; vLLM's own path compares with no reference "
                 "and keeps no states"
@@ -276,6 +274,17 @@ class ScoringLLM:
             "head_dtype": self.head_dtype,
             **ran,
         }
+
+    @property
+    def together(self) -> int | None:
+        """The most prompts that are decoded together; None in prefill, whose steps are of tokens."""
+        return self._backend.together if isinstance(self._backend, DecodingEngine) else None
+
+    @property
+    def prefilled(self) -> int:
+        """Targets that a decoding vLLM predicted by computing a window's tokens again, together, since
+        the KV cache had no room for all windows."""
+        return self._backend.prefilled if isinstance(self._backend, DecodingEngine) else 0
 
     def head_seconds(self) -> float:
         """Seconds that the head took so far, its start included, on the rank where it took longest."""

@@ -18,12 +18,14 @@ class VllmOptions:
 
     - `dtype`: vLLM's `dtype`; auto is the checkpoint's own.
     - `head_dtype`: "model" or "float32", see `ScoringLLM`.
+    - `decode`: predict each target by a decode step instead of by prefill.
     - `strict`: refuse where the plugin does not fit.
     - `arguments`: other keywords of `vllm.LLM`.
     """
 
     dtype: str = "auto"
     head_dtype: str = "model"
+    decode: bool = False
     strict: bool = False
     trust_remote_code: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)

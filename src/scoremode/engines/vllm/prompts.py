@@ -74,6 +74,7 @@ class ScoreRequest:
       None for all from there on.
     - `row`, `place`: the rows of the reference and of the file that belong to the first scored token;
       those of the others follow.
+    - `index`: the number by which a worker that answers later names it.
     """
 
     targets: np.ndarray | None = None
@@ -82,12 +83,27 @@ class ScoreRequest:
     place: int = 0
     kind: Kind = field(default_factory=Kind)
     chosen: np.ndarray | None = None
+    index: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt of a window that is replayed in decode steps: those before the one that
+        is scored after first, or that one where it is the window's first."""
+        first = self.first if self.chosen is None else int(self.chosen[0])
+        return max(1, first)
+
+    def row_of(self, place: int) -> int | None:
+        """The number of the token `place` among those that are scored after; None where it is not."""
+        if self.chosen is None:
+            return place - self.first if place >= self.first else None
+        at = int(np.searchsorted(self.chosen, place))
+        return at if at < len(self.chosen) and self.chosen[at] == place else None
 
     def to_extra(self) -> dict[str, Any]:
         """The request as `extra_kwargs` carry it."""
         value: dict[str, Any] = {
             name: number
-            for name in ("first", "row", "place")
+            for name in ("first", "row", "place", "index")
             if (number := int(getattr(self, name)))
         }
         if self.targets is not None:
@@ -105,7 +121,7 @@ class ScoreRequest:
             None if (data := value.pop(name, None)) is None else np.frombuffer(data, "<i4")
             for name in ("targets", "chosen")
         )
-        own = {name: value.pop(name, 0) for name in ("first", "row", "place")}
+        own = {name: value.pop(name, 0) for name in ("first", "row", "place", "index")}
         # On its way a tuple becomes a list.
         value["extra"] = tuple(value.get("extra", ()))
         kind = Kind(**value)
@@ -159,6 +175,20 @@ class Prompt:
         """The targets to be scored: explicit ones, or the prompt's own next tokens."""
         following = self.ids[1:] if self.targets is None else self.targets
         return following[self.first :] if self.chosen is None else following[self.chosen]
+
+    @property
+    def whole(self) -> NDArray[np.int32]:
+        """The ids whose next tokens are the prompt's targets, with the last of these.
+
+        Raises EngineError for targets that do not follow in the prompt.
+        """
+        if self.targets is None:
+            return self.ids
+        if not np.array_equal(self.targets[:-1], self.ids[1:]):
+            raise EngineError(
+                "vLLM's generating runner scores only what follows in the prompt, no other targets"
+            )
+        return np.append(self.ids, self.targets[-1:])
 
     @property
     def positions(self) -> NDArray[np.integer]:

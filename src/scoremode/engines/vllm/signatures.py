@@ -7,7 +7,7 @@ run on a machine (`python -m scoremode.engines.vllm.signatures FOLDER…`).
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # File → class or method → names that it must have: methods and fields of a class, parameters of a
@@ -54,11 +54,46 @@ REQUIREMENTS = {
     },
 }
 
+# What scoring decode steps needs, of both runners.
+DECODING = {
+    "v1/core/sched/output.py": {
+        "SchedulerOutput": (
+            "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids"
+        ),
+        "NewRequestData": "req_id sampling_params num_computed_tokens",
+        "CachedRequestData": "req_ids num_computed_tokens",
+    },
+    "sampling_params.py": {
+        "SamplingParams": "temperature max_tokens ignore_eos detokenize extra_args"
+    },
+    "v1/worker/gpu_input_batch.py": {"InputBatch": "req_ids"},
+    "v1/worker/gpu_model_runner.py": {
+        "GPUModelRunner": "get_model",
+        "GPUModelRunner.execute_model": "scheduler_output",
+    },
+    "v1/worker/gpu/input_batch.py": {"InputBatch": "req_ids logits_indices"},
+    "v1/worker/gpu/model_runner.py": {
+        "GPUModelRunner": "get_model",
+        "GPUModelRunner.execute_model": "scheduler_output",
+        "GPUModelRunner.sample": "hidden_states input_batch",
+    },
+    **{
+        file: REQUIREMENTS[file]
+        for file in (
+            "model_executor/layers/logits_processor.py",
+            "model_executor/layers/vocab_parallel_embedding.py",
+            "config/parallel.py",
+        )
+    },
+}
 
-def check_signatures(root: Path) -> list[str]:
-    """Lists what the vLLM package in the folder `root` lacks of what the plugin needs, a line each."""
+Requirements = Mapping[str, Mapping[str, str]]
+
+
+def check_signatures(root: Path, requirements: Requirements = REQUIREMENTS) -> list[str]:
+    """Lists what the vLLM package in the folder `root` lacks of `requirements`, a line each."""
     problems = []
-    for file, classes in REQUIREMENTS.items():
+    for file, classes in requirements.items():
         found = _members(root / file)
         for name, wanted in classes.items():
             if name not in found:
@@ -109,10 +144,14 @@ def main(folders: list[str]) -> int:
     """Prints what each folder's vLLM lacks; 1 if any lacks something."""
     failed = False
     for folder in folders:
-        problems = check_signatures(Path(folder))
-        failed |= bool(problems)
-        runner = "pools" if v2_scores(Path(folder)) else "does not pool tokens"
-        print(f"{folder}: {'; '.join(problems) or 'all there'}; the V2 runner {runner}")
+        root = Path(folder)
+        problems, decoding = check_signatures(root), check_signatures(root, DECODING)
+        failed |= bool(problems or decoding)
+        runner = "pools" if v2_scores(root) else "does not pool tokens"
+        print(
+            f"{folder}: {'; '.join(problems) or 'all there'}; the V2 runner {runner}; decode steps: "
+            f"{'; '.join(decoding) or 'all there'}"
+        )
     return int(failed)
 
 

@@ -61,6 +61,7 @@ _NOTED = {
     "dtype": "engine.dtype",
     "activations": "engine.activations.ran",
     "head dtype": "engine.head_dtype",
+    "phase": "engine.phase",
     "KV cache": "engine.kv_cache_dtype",
     "attention": "engine.attention",
     "device": "engine.device.name",

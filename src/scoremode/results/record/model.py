@@ -91,6 +91,10 @@ class VllmEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", tag
     pipeline_parallel_size: Count
     path: str | UnsetType = UNSET
     problem: str | None = None
+    phase: str | UnsetType = UNSET
+    cuda_graphs: str | UnsetType = UNSET
+    max_num_seqs: Count | UnsetType = UNSET
+    prefilled_targets: Count | UnsetType = UNSET
     arguments: dict[str, str] | UnsetType = UNSET
 
 

@@ -73,14 +73,14 @@ def test_memory_on_a_cpu_is_what_was_resident():
 
 @pytest.mark.parametrize("clock", [None, SimpleNamespace(seconds=lambda: {"head": 1.5})])
 def test_seconds_of_a_head_that_has_not_run_are_none(clock, monkeypatch):
-    monkeypatch.setattr(worker, "_pooler", lambda w: w.model_runner.get_model().pooler)
+    monkeypatch.setattr(worker, "_scorer", lambda w: w.model_runner.get_model().pooler)
     assert extension().scoremode_head_seconds() == 0.0
     found = extension(SimpleNamespace(clock=clock)).scoremode_head_seconds()
     assert found == (0.0 if clock is None else 1.5)
 
 
 def test_rows_kept_are_counted_once(monkeypatch):
-    monkeypatch.setattr(worker, "_pooler", lambda w: w.model_runner.get_model().pooler)
+    monkeypatch.setattr(worker, "_scorer", lambda w: w.model_runner.get_model().pooler)
     made = extension(SimpleNamespace(states=SimpleNamespace(rows=7)))
     assert [made.scoremode_kept(), made.scoremode_kept()] == [7, 0]
     assert extension().scoremode_kept() == 0

@@ -291,14 +291,25 @@ def _columns(pair: PairScores) -> dict[str, torch.Tensor]:
 
 
 class StateFile:
-    """A file of states [rows, width] that `create_states` has made, as one worker fills it."""
+    """A file of states [rows, width] that `create_states` has made, as one worker fills it.
 
-    def __init__(self, path: Path, rows: int, width: int, dtype: str):
+    - `holds`: states wait in memory until `rows` is asked for, and are then written in order: decode
+      steps bring a row of every window each.
+    """
+
+    def __init__(self, path: Path, rows: int, width: int, dtype: str, *, holds: bool = False):
         self._path, self._form = path, (width, dtype)
         self._written = np.zeros(rows, bool)
+        self._held: list[tuple[NDArray[np.int64], torch.Tensor]] | None = [] if holds else None
 
     def write(self, rows: NDArray[np.int64], states: torch.Tensor) -> None:
         """Puts `states` [N, D] into `rows` [N]; those of a prompt that was preempted come again."""
+        if self._held is None:
+            self._write(rows, states)
+        elif len(rows):
+            self._held.append((rows, states.cpu()))
+
+    def _write(self, rows: NDArray[np.int64], states: torch.Tensor) -> None:
         form = states.shape[1], str(states.dtype).removeprefix("torch.")
         if len(states) != len(rows) or form != self._form:
             raise ValueError(
@@ -313,4 +324,9 @@ class StateFile:
     @property
     def rows(self) -> int:
         """The number of the file's rows that have been written."""
+        if self._held:
+            rows, states = (list(part) for part in zip(*self._held, strict=True))
+            order = np.argsort(np.concatenate(rows), kind="stable")
+            self._write(np.concatenate(rows)[order], torch.cat(states)[torch.from_numpy(order)])
+            self._held.clear()
         return int(self._written.sum())

@@ -10,10 +10,7 @@ belongs to: a row counted twice or never is an error here, not a mean that is a 
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
-import weakref
 from collections.abc import Set
-from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -22,12 +19,9 @@ from numpy.typing import NDArray
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.torch.device import DeviceClock
 from scoremode.engines.vllm.prompts import KEY, ScoreRequest
-from scoremode.engines.vllm.workers.comparison import StateFile, to_device
-from scoremode.engines.vllm.workers.vocab_slice import Given, ShardedHead
-from scoremode.errors import ReferenceUnusable
-from scoremode.reference.base import OnDisk
+from scoremode.engines.vllm.workers.comparison import to_device
+from scoremode.engines.vllm.workers.scorer import RowScorer
 
 TASK = "token_classify"
 
@@ -38,43 +32,7 @@ class ScoringPooler(Pooler):
     def __init__(self, model: torch.nn.Module, vllm_config: Any):
         super().__init__()
         options = (vllm_config.additional_config or {}).get(KEY, {})
-        self._head_dtype = options.get("head_dtype", "model")
-        # A reference proper would make the model its own submodule.
-        self._model = weakref.ref(model)
-        self._head: ShardedHead | None = None
-        self._reference: tuple[Path, str] | None = None
-        # The head's seconds, from its first use on, which names the device.
-        self.clock: DeviceClock | None = None
-        # Where states go that are to be kept. Every rank has them, and only one a file.
-        self.states: StateFile | None = None
-
-    @property
-    def head(self) -> ShardedHead:
-        """Made at the first use, when the model is whole."""
-        if self._head is None:
-            model = self._model()
-            assert model is not None
-            # Not through nn.Module: the head is no submodule either.
-            self._head = ShardedHead(model, self._head_dtype)
-        return self._head
-
-    def compare_with(self, opener: str, path: Path, sha256: str) -> None:
-        """Makes `path`, opened by the class that `opener` names as `module:class`, the reference that
-        later requests are compared with.
-
-        Raises ReferenceUnusable where it is not the one that has this `sha256`.
-        """
-        if self._reference == (path, sha256):
-            return
-        reference: OnDisk = resolve_name(opener)(path)
-        if reference.sha256 != sha256:
-            raise ReferenceUnusable(
-                f"{path}: has the sha256 {reference.sha256[:12]}… in a vLLM worker, and {sha256[:12]}… "
-                "where the run was started"
-            )
-        self._reference = None
-        self.head.compare_with(reference)
-        self._reference = path, sha256
+        self.scorer = RowScorer(model, options.get("head_dtype", "model"))
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -125,34 +83,15 @@ class ScoringPooler(Pooler):
         rows = (
             hidden if sum(sizes) == len(hidden) else torch.cat([s.rows_of(hidden) for s in spans])
         )
-        device = rows.device
-        position = np.concatenate([s.places + 1 for s in spans])
-        target = np.concatenate([s.targets for s in spans])
-        goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
-        self.clock = self.clock or DeviceClock(device)
-        given = self._writer(spans) if kind.kept else None
-        with self.clock.stage("head"):
-            if kind.compared:
-                theirs = np.concatenate([s.rows_from(s.request.row) for s in spans])
-                values = self.head.compare(rows, goal, kind, theirs, given)
-            else:
-                values = dict(vars(self.head.score(rows, goal, kind, given)))
-        values["position"] = to_device(torch.from_numpy(position.astype(np.float32)), device)
-        values["target"] = goal
-        if kind.self_test:
-            wanted = vars(self.head.gathered(rows, goal, kind.vocabulary))
-            values |= {f"gathered_{name}": column for name, column in wanted.items()}
-        if not kind.entropy:
-            values["entropy"] = torch.full_like(values["logprob"], torch.nan)
-        columns = [values[name].float() for name in kind.columns]
-        return list(torch.stack(columns, 1).split(sizes))
-
-    def _writer(self, spans: list["_Span"]) -> Given | None:
-        """Puts states into the rows of the file that belong to `spans`."""
-        if self.states is None:
-            return None
-        file, rows = self.states, np.concatenate([s.rows_from(s.request.place) for s in spans])
-        return lambda part, states: file.write(rows[part], states)
+        scored = self.scorer.score(
+            rows,
+            np.concatenate([s.places for s in spans]),
+            np.concatenate([s.targets for s in spans]),
+            kind,
+            base=np.concatenate([s.rows_from(s.request.row) for s in spans]),
+            kept=np.concatenate([s.rows_from(s.request.place) for s in spans]),
+        )
+        return list(scored.split(sizes))
 
 
 class _Span:

@@ -63,7 +63,8 @@ class ShardedHead:
         from vllm.distributed import get_tensor_model_parallel_world_size
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-        self._model = model
+        # A caller may put something else in its place afterwards.
+        self._compute_logits = model.compute_logits
         self._ranks = get_tensor_model_parallel_world_size()
         self._float32 = head_dtype == "float32"
         names = {base.__name__ for base in type(model).__mro__}
@@ -150,8 +151,7 @@ class ShardedHead:
         self, hidden: torch.Tensor, target: torch.Tensor, vocabulary: int | None
     ) -> HeadScores:
         """`score` by the textbook: all logits in one place, then a float64 log-softmax."""
-        with self._gathering():
-            logits = self._model.compute_logits(hidden)
+        logits = self.own_logits(hidden)
         if logits is None:
             # vLLM gathers to the first rank only, whose answer is the one that is used.
             nothing = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
@@ -159,6 +159,11 @@ class ShardedHead:
         z = logits[:, :vocabulary].double().log_softmax(1)
         entropy = -(z.exp() * z).nan_to_num(0.0).sum(1)
         return HeadScores(z.gather(1, target[:, None])[:, 0], z.argmax(1), z.amax(1), entropy)
+
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The model's logits of `hidden` [N, D], gathered as vLLM does: None on a rank without them."""
+        with self._gathering():
+            return self._compute_logits(hidden)
 
     def describe(self) -> dict[str, Any]:
         """`entries`: of the softmax, as far as the head has any; `ranks` that share them; `width` and
@@ -182,7 +187,7 @@ class ShardedHead:
         if self._entries is None:
             # Nothing but a run of the head tells how wide its logits are.
             with self._gathering(self._gathers):
-                self._model.compute_logits(hidden[:1])
+                self._compute_logits(hidden[:1])
         entries = self._entries or 1
         share = entries if self._gathers else -(-entries // self._ranks)
         width = share * (4 if self._float32 else hidden.element_size())
@@ -196,7 +201,7 @@ class ShardedHead:
         """This rank's logits [R, E] of one chunk, padding left out, and the first one's entry."""
         self._given = None if given is None else partial(given, part)
         with self._gathering(self._gathers):
-            logits = self._model.compute_logits(hidden[part])
+            logits = self._compute_logits(hidden[part])
         self._given = None
         if logits is None:
             # Gathered to the first rank only.

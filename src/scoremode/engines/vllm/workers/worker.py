@@ -46,6 +46,7 @@ class WorkerExtension:
     model_runner: Any
     rank: int
     scoremode_hashes: CopyHashes | None = None
+    scoremode_steps: Any = None
 
     def scoremode_handshake(self) -> bool:
         """Tells whether this worker's model has the scoring pooler."""
@@ -54,6 +55,23 @@ class WorkerExtension:
         pooler = getattr(self.model_runner.get_model(), "pooler", None)
         return isinstance(pooler, ScoringPooler)
 
+    def scoremode_score_steps(self, head_dtype: str) -> None:
+        """Scores the decode steps of this worker's runner from now on."""
+        from vllm.distributed import get_pp_group
+
+        from scoremode.engines.vllm.workers.steps import StepScorer
+
+        if get_pp_group().is_last_rank:
+            self.scoremode_steps = StepScorer(self.model_runner, head_dtype)
+
+    def scoremode_take_steps(self) -> tuple[bytes, bytes, int] | None:
+        """What `StepScorer.take` gives, from the first tensor-parallel rank of the last stage; None
+        from the others, which have the same."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        found = None if self.scoremode_steps is None else self.scoremode_steps.take()
+        return found if get_tensor_model_parallel_rank() == 0 else None
+
     def scoremode_describe(self) -> dict[str, Any]:
         """Choices made at load: class, runner, dtype, kernels, attention, device."""
         runner = self.model_runner
@@ -61,7 +79,7 @@ class WorkerExtension:
         config = runner.vllm_config
         layers = list(config.compilation_config.static_forward_context.values())
         linear, activations = _linear_kernels(model)
-        head = getattr(getattr(model, "pooler", None), "head", None)
+        scorer = _scorer(self)
         device = torch.device(runner.device)
         return {
             "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -76,7 +94,7 @@ class WorkerExtension:
                 sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
             ),
             "unfit_caches": sorted({said for said in map(_unfit_cache, layers) if said}),
-            "head": None if head is None else head.describe(),
+            "head": None if scorer is None else scorer.head.describe(),
             "device": {
                 "type": device.type,
                 "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
@@ -89,29 +107,30 @@ class WorkerExtension:
 
         `opener`: its class, as `module:class`.
         """
-        if (pooler := _pooler(self)) is not None:
-            pooler.compare_with(opener, Path(path), sha256)
+        if (scorer := _scorer(self)) is not None:
+            scorer.compare_with(opener, Path(path), sha256)
 
     def scoremode_keep(self, path: str, rows: int, width: int, dtype: str) -> None:
         """Names the file that states of later requests are kept in."""
         from vllm.distributed import get_tensor_model_parallel_rank
 
         # Every rank has the same states; the first one writes them.
-        if (pooler := _pooler(self)) is not None and get_tensor_model_parallel_rank() == 0:
-            pooler.states = StateFile(Path(path), rows, width, dtype)
+        if (scorer := _scorer(self)) is not None and get_tensor_model_parallel_rank() == 0:
+            holds = self.scoremode_steps is not None
+            scorer.states = StateFile(Path(path), rows, width, dtype, holds=holds)
 
     def scoremode_kept(self) -> int:
         """The number of that file's rows that this worker has written. No more will be."""
-        pooler = _pooler(self)
-        if pooler is None or pooler.states is None:
+        scorer = _scorer(self)
+        if scorer is None or scorer.states is None:
             return 0
-        rows, pooler.states = pooler.states.rows, None
+        rows, scorer.states = scorer.states.rows, None
         return rows
 
     def scoremode_head_seconds(self) -> float:
         """Seconds that this worker's head took so far, with all that is asked of the logits."""
-        pooler = _pooler(self)
-        clock = None if pooler is None else pooler.clock
+        scorer = _scorer(self)
+        clock = None if scorer is None else scorer.clock
         return 0.0 if clock is None else sum(clock.seconds().values())
 
     def scoremode_view_files(self, paths: list[str]) -> View:
@@ -144,12 +163,15 @@ class WorkerExtension:
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def _pooler(worker: WorkerExtension) -> Any:
-    """The scoring pooler, None on a worker without the last pipeline stage, or without the plugin."""
+def _scorer(worker: WorkerExtension) -> Any:
+    """The `RowScorer`, None on a worker without the last pipeline stage, or that does not score."""
     from vllm.distributed import get_pp_group
 
+    if not get_pp_group().is_last_rank:
+        return None
     model = worker.model_runner.get_model()
-    return getattr(model, "pooler", None) if get_pp_group().is_last_rank else None
+    holder = worker.scoremode_steps or getattr(model, "pooler", None)
+    return getattr(holder, "scorer", None)
 
 
 def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
