@@ -179,7 +179,7 @@ def difference(
     share = np.full(len(d), 1 / len(d)) if weights is None else weights / weights.sum()
     worst = int(np.abs(d).argmax())
     least = np.sort(np.abs(d))[: max(1, int(_TYPICAL_SHARE * len(d)))]
-    correlation = _correlation(scores.logprob, others.logprob)
+    correlation = correlate(scores.logprob, others.logprob)
     return Difference(
         n=len(d),
         bias=ratio["nll"],
@@ -294,7 +294,8 @@ def _rms(d: NDArray[np.float64]) -> float:
     return float(np.sqrt((d**2).mean()))
 
 
-def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
+def correlate(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
+    """Pearson's correlation; None where one side has but one value."""
     a, b = a - a.mean(), b - b.mean()
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale > 0 else None
@@ -304,8 +305,8 @@ def _shift(scores: Scores, others: Scores, correlation: float | None) -> int:
     if correlation is None or correlation >= _CORRELATION or len(scores) < MIN_TARGETS:
         return 0
     together = scores.window[1:] == scores.window[:-1]
-    before = _correlation(scores.logprob[1:][together], others.logprob[:-1][together])
-    after = _correlation(scores.logprob[:-1][together], others.logprob[1:][together])
+    before = correlate(scores.logprob[1:][together], others.logprob[:-1][together])
+    after = correlate(scores.logprob[:-1][together], others.logprob[1:][together])
     return next((s for s, value in ((-1, before), (1, after)) if (value or 0.0) >= _CORRELATION), 0)
 
 
@@ -314,7 +315,7 @@ def _by_window(scores: Scores, others: Scores, d: NDArray[np.float64]) -> list[W
     return [
         WindowDifference(
             int(name), len(part), _rms(part), float(part.mean()),
-            _correlation(own, other),
+            correlate(own, other),
         )
         for name, part, own, other in zip(
             names, np.split(d, begins[1:]), np.split(scores.logprob, begins[1:]),
