@@ -310,7 +310,8 @@ def _pattern(step: _Step) -> tuple[str, str]:
     few = len(step.tv) // _FEW_SHARE
     ordinary = np.sort(step.tv)[: len(step.tv) - few].sum()
     if ordinary <= limit * np.sort(step.noise)[: len(step.tv) - few].sum():
-        return "targets", _few(step.scores, np.flatnonzero(step.tv > step.noise.max()))
+        usual = max(float(step.noise.max()), float(np.sort(step.tv)[-_FEW_TARGETS]) / 2)
+        return "targets", _few(step.scores, np.flatnonzero(step.tv > usual))
     return _along(step) or (name, where)
 
 
