@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES
 from support.run_requests import request
 
 from scoremode.cli.main import main
@@ -14,6 +15,7 @@ from scoremode.engines.replay.engine import KeptRun
 from scoremode.engines.replay.options import ReplayOptions
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.llama_cpp.file import LogitsFile
 from scoremode.results.folders.store import find_runs, read_record, read_scores
 from scoremode.runs.measure import measure
 
@@ -187,3 +189,107 @@ def test_a_card_and_a_check_of_a_replayed_run(kept, kept_quant, tmp_path, capsys
     assert main(["show", str(folder), "-v"]) == 0
     out = capsys.readouterr().out
     assert "kept predictions of the torch engine" in out
+
+
+@pytest.fixture(scope="module")
+def tools_text(demo, tmp_path_factory) -> Path:
+    """What llama-perplexity was given."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_bytes((demo / "heldout.txt").read_bytes()[:TEXT_BYTES])
+    return file
+
+
+def of_tool(text: Path) -> list[str]:
+    return ["-f", str(text), "--protocol", "llama.cpp", "-c", str(CONTEXT)]
+
+
+@pytest.fixture(scope="module")
+def kept_base(base, tools_text, tmp_path_factory) -> Path:
+    """The demo model in float32, under llama.cpp's protocol."""
+    folder = tmp_path_factory.mktemp("kept-base") / "base"
+    words = ["reference", base, "-o", folder, *of_tool(tools_text), "--dtype", "float32"]
+    assert main([*map(str, words), "--batch-size", "1", *CPU]) == 0
+    return folder
+
+
+def test_the_tools_file_against_the_model_that_it_ran(base, kept_base, tmp_path, capsys):
+    """llama.cpp in float32 computed the same: what is left is its steps, and the shape of its tail."""
+    folder, record = ran("kld", GOLDEN, "--reference", kept_base, "-o", tmp_path)
+    assert "16-bit codes in steps of up to" in capsys.readouterr().out
+    scores, file = read_scores(folder), LogitsFile(GOLDEN)
+    rows = np.arange(len(scores))
+    # But for the tail it is the file's own value, as llama.cpp has it.
+    assert scores.logprob == pytest.approx(file.stored_logprob(rows, scores.target), abs=1e-4)
+    assert np.abs(scores.against.kld).max() < 1e-4 and np.abs(scores.against.kld.mean()) < 1e-5
+    final = GOLDEN.with_name("base.txt").read_text().splitlines()[-1]
+    assert record["metrics"]["ppl"]["value"] == pytest.approx(float(final.split()[4]), rel=3e-5)
+    replayed, engine = record["engine"]["replayed"], record["engine"]
+    assert replayed["kind"] == "llama.cpp" and replayed["sha256"] == file.read_all().sha256
+    assert replayed["step_nats"] * 65535 == replayed["reach_nats"]
+    assert engine["arithmetic"] == "llama.cpp's own"
+    checkpoint = record["checkpoint"]
+    assert checkpoint["files"] == {GOLDEN.name: replayed["sha256"]}
+    assert checkpoint["bits_per_weight"] == {"body": None, "file": None}
+    assert "bytes" not in checkpoint and "holds no weights" in checkpoint["not_decoded"]
+    assert record["reference"]["arithmetic"].startswith("base in float32, model in what llama.cpp")
+
+
+def test_an_exported_file_is_near_the_run_that_it_was_made_of(
+    quant, kept_base, tools_text, tmp_path
+):
+    kept = tmp_path / "quant"
+    words = ["reference", quant, "-o", kept, *of_tool(tools_text), "--dtype", "float32"]
+    words += ["--batch-size", "1", "--export-llama-cpp", tmp_path / "quant.kld"]
+    assert main([*map(str, words), *CPU]) == 0
+    exact, _ = ran("kld", kept, "--reference", kept_base, "-o", tmp_path / "exact")
+    folder, _ = ran(
+        "kld", tmp_path / "quant.kld", "--reference", kept_base, "-o", tmp_path / "file"
+    )
+    ours, theirs = columns_of(folder), columns_of(exact)
+    assert theirs["kld"].mean() > 0.01
+    assert np.array_equal(ours["top1"], theirs["top1"])
+    for name in ("kld", "kld_reverse", "tv", "logprob"):
+        assert ours[name] == pytest.approx(theirs[name], abs=3e-4), name
+
+
+def test_a_file_needs_its_protocol_and_a_tokenizer(base, tools_text, tmp_path, capsys):
+    output = tmp_path / "runs"
+    words = ["ppl", str(GOLDEN), "-o", str(output), *of_tool(tools_text)]
+    assert main([*words, *CPU]) == 2
+    error = capsys.readouterr().err
+    assert f"{GOLDEN}: doesn't say which tokenizer made its tokens: give --tokenizer PATH" in error
+    words += ["--tokenizer", str(base)]
+    assert main([*words, *CPU]) == 0
+    for flags, said in (
+        (["-c", "32"], "has context length 64, and the plan's protocol"),
+        (["--limit", "3"], "has 8 chunks, and the plan has 3 windows"),
+        (["--stop-when", "ppl±1%"], "which is read in the order of its chunks"),
+    ):
+        assert main([*words, *flags, *CPU]) == ReferenceUnusable.exit_code
+        error = capsys.readouterr().err
+        assert f"{GOLDEN}: " in error and said in error, error
+
+
+def test_damage_of_a_file_is_told_before_a_score_is_written(kept_base, tmp_path, capsys):
+    spoiled = tmp_path / "spoiled.kld"
+    data = bytearray(GOLDEN.read_bytes())
+    data[-300:-200] = bytes(100)
+    spoiled.write_bytes(data)
+    words = ["kld", str(spoiled), "--reference", str(kept_base), "-o", str(tmp_path / "runs"), *CPU]
+    assert main(words) == ReferenceUnusable.exit_code
+    assert "of a distribution" in capsys.readouterr().err
+    assert not list(find_runs(tmp_path / "runs", print))
+
+
+def test_tables_of_runs_of_both_kinds(kept_base, tmp_path, capsys):
+    output = tmp_path / "runs"
+    for number, model in enumerate((GOLDEN, kept_base)):
+        ran("kld", model, "--reference", kept_base, "-o", output / str(number), "--label", number)
+    folders = [str(folder) for number in "01" for folder, _ in find_runs(output / number, print)]
+    for words in (["compare"], ["show"], ["check"], ["report", "-o", str(tmp_path / "page.html")]):
+        assert (
+            main([words[0], *folders, *words[1:]] if words[0] != "show" else ["show", folders[0]])
+            == 0
+        )
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert "Traceback" not in capsys.readouterr().err

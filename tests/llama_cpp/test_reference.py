@@ -42,6 +42,20 @@ def test_any_tile_has_the_bits_of_the_whole(golden, tile, device):
     assert np.array_equal(gathered(golden, [(0, 248)], tile, device), whole)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tile", [(248, 1024), (31, 100), (500, 3)], ids=str)
+def test_lowered_entries_in_any_tile(golden, tile, device):
+    lowered = LlamaCppReference(GOLDEN, lowers=True)
+    whole, (codes, _, low) = (
+        logprobs(golden.file, 0, 248, 0, 1024),
+        golden.file.codes(0, 248, 0, 1024),
+    )
+    found = gathered(lowered, [(0, 100), (100, 248)], tile, device)
+    floors = golden.file.floors(0, 248)
+    assert np.array_equal(found, np.where(codes == 0, floors[:, None], whole))
+    assert (floors < low).any()
+
+
 @pytest.mark.parametrize(
     "spans",
     [[(5, 9)], [(40, 90), (3, 4), (4, 30)], [(0, 3), (3, 3), (247, 248)], [(7, 7), (9, 10)]],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llama_cpp.files import decode, kld_llama_cpp
 
-from scoremode.llama_cpp.rows import decode_each, encode, row_words, spans, sums
+from scoremode.llama_cpp.rows import codes_of, decode_each, encode, floors, row_words, spans, sums
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
 FIRST_ROW = 20 + 4 * 8 * 64
@@ -215,3 +215,43 @@ def test_what_is_damaged_unseen_moves_no_probability_by_more_than_the_bounds(log
     assert (moved[~is_seen] <= room[~is_seen] * 1.001).all()
     # Each that moves one by more is seen, and of all flips, most of which move less, one in six.
     assert is_seen[moved > room * 1.001].all() and 0.1 < is_seen.mean() < 0.3
+
+
+def restored(rows: np.ndarray, entries: int) -> np.ndarray:
+    """float64 [R, V]: the log-probabilities of rows whose raised entries are lowered."""
+    codes = codes_of(rows, 0, entries)
+    found = decode(rows, 0, entries).astype(np.float64)
+    return np.where(codes == 0, floors(rows, entries)[:, None].astype(np.float64), found)
+
+
+@pytest.mark.parametrize("nats", [16, 24])
+def test_raised_entries_share_what_the_others_leave(nats):
+    """Of 50,000 entries most lie deeper than the border: raised to it they would add up to percents."""
+    entries = 50_000
+    z = random_logits(6, entries, 7, spread=3)
+    z[:, 0] = z.max(1) + np.array([0, 2, 6, 8, 12, 30], F)
+    rows = encode(z, nats)
+    exact = z.astype(np.float64) - z.max(1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(1, keepdims=True))
+    is_raised = codes_of(rows, 0, entries) == 0
+    found = restored(rows, entries)
+    assert (found[~is_raised] == decode(rows, 0, entries)[~is_raised]).all()
+    tails = [(np.exp(each) * is_raised).sum(1) for each in (exact, found, decode(rows, 0, entries))]
+    scale, _ = spans(rows)
+    # Known within what the others' steps leave, and no further from it than the border was.
+    steps = (1 - np.exp(exact.max(1))) * scale / 2 + 1e-6
+    assert (np.abs(tails[1] - tails[0]) <= 2 * steps + np.minimum(tails[2], 1e-5)).all()
+    assert tails[2].max() > (5e-3 if nats == 16 else 0) and is_raised.sum(1).max() > 10_000
+    assert np.abs(np.exp(found).sum(1) - 1).max() < 1e-4
+    raised = decode(rows, 0, entries)
+    raised = raised - np.log(np.exp(raised.astype(np.float64)).sum(1, keepdims=True))
+    lost, before = ((np.exp(exact) * (exact - each)).sum(1) for each in (found, raised))
+    # What is left is that the tail has a shape.
+    assert np.abs(lost).max() < 1e-3 and np.abs(lost).max() < max(np.abs(before).max() / 10, 1e-4)
+
+
+@pytest.mark.parametrize("entries", [1, 2, 7])
+def test_a_row_that_ends_before_the_border_stays_as_it_is(entries):
+    for spread in (0, 1e-3, 0.5):
+        rows = encode(random_logits(9, entries, entries, spread))
+        assert (floors(rows, entries) == spans(rows)[1]).all()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.model_files import is_text, no_model
 from scoremode.errors import ReferenceUnusable
 from scoremode.lib.files import open_regular
-from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans, sums
+from scoremode.llama_cpp.rows import codes_of, decode_each, floors, row_words, spans, sums
 from scoremode.text.plan import Plan
 
 _MAGIC = b"_logits_"
@@ -132,6 +132,13 @@ class LogitsFile:
         rows = self._words[begin_row:end_row]
         self._check_rows(rows, np.arange(begin_row, end_row))
         return codes_of(rows, begin_entry, end_entry), *spans(rows)
+
+    def floors(self, begin: int, end: int) -> NDArray[np.float32]:
+        """float32 [end - begin]: entries with code 0 in rows that add up to 1 (`rows.floors`)."""
+        step = max(1, _BLOCK // self.entries)
+        parts = [self._words[low : min(low + step, end)] for low in range(begin, end, step)]
+        found = [floors(rows, self.entries) for rows in parts]
+        return np.concatenate([np.zeros(0, np.float32), *found])
 
     def stored_logprob(
         self, rows: NDArray[np.integer], targets: NDArray[np.integer]

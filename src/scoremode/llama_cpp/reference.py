@@ -109,12 +109,13 @@ class LlamaCppReference:
 
     - `vocabulary`: its entries.
     - `sha256`: of what tells it from other bases (`LogitsFile.fingerprint`), not of every row.
+    - `lowers`: entries that the file raised to its border have what the others leave of 1.
     """
 
     extra_sums = LlamaCppSums
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, *, lowers: bool = False):
+        self.path, self._lowers = path, lowers
         self.file = LogitsFile(path)
         self.vocabulary = self.file.entries
         self.sha256 = self.file.fingerprint
@@ -127,17 +128,25 @@ class LlamaCppReference:
     ) -> "DecodedLogits":
         # Rows of earlier passes, which nobody reads again, would count as memory in use.
         self.file.release()
-        return DecodedLogits(self.file, spans, device, tile)
+        return DecodedLogits(self.file, spans, device, tile, lowers=self._lowers)
 
 
 class DecodedLogits:
     """Log-probabilities of the rows `spans`, in tiles of at most so many rows × entries, in reused
-    memory."""
+    memory; `lowers`: as `LlamaCppReference` has it."""
 
     def __init__(
-        self, file: LogitsFile, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
+        self,
+        file: LogitsFile,
+        spans: Sequence[Span],
+        device: torch.device,
+        tile: tuple[int, int],
+        *,
+        lowers: bool = False,
     ):
-        self._file, self._spans = file, spans
+        self._file, self._spans, self._lowers = file, spans, lowers
+        # By the rows of each block, which come once for every tile of entries.
+        self._floors: dict[Span, torch.Tensor] = {}
         self._memory = torch.empty(tile[0] * tile[1], dtype=torch.float32, device=device)
         self._entries = 0, 0
 
@@ -145,14 +154,26 @@ class DecodedLogits:
         self._entries = begin, end
 
     def __call__(self, block: slice, out: torch.Tensor | None = None) -> torch.Tensor:
-        parts = [self._file.codes(*rows, *self._entries) for rows in self._rows(block)]
+        spans = list(self._rows(block))
+        parts = [self._file.codes(*rows, *self._entries) for rows in spans]
         codes, scale, low = (
             torch.from_numpy(np.concatenate(columns)).to(self._memory.device)
             for columns in zip(*parts, strict=True)
         )
         if out is None:
             out = self._memory[: codes.numel()].view(codes.shape)
-        return out.copy_(codes).mul_(scale.unsqueeze(1)).add_(low.unsqueeze(1))
+        out.copy_(codes)
+        raised = out == 0 if self._lowers else None
+        out.mul_(scale.unsqueeze(1)).add_(low.unsqueeze(1))
+        return out if raised is None else torch.where(raised, self._floor(spans), out, out=out)
+
+    def _floor(self, spans: Sequence[Span]) -> torch.Tensor:
+        """float32 [R, 1]."""
+        for rows in spans:
+            if rows not in self._floors:
+                found = torch.from_numpy(self._file.floors(*rows))
+                self._floors[rows] = found.to(self._memory.device).unsqueeze(1)
+        return torch.cat([self._floors[rows] for rows in spans])
 
     def _rows(self, block: slice) -> Iterator[Span]:
         """Spans of the file's rows that are those of the block."""
@@ -168,15 +189,16 @@ class KeptLogits:
     """The Predictions of a model as llama.cpp ran it, in its file under `path`. Raises
     ReferenceUnusable.
 
-    The softmax is of the file's log-probabilities, renormalized. Which model, text and BOS rule made it
-    is not in the file.
+    The softmax is of the file's log-probabilities, but for entries that it raised: of 50,000 entries
+    they add up to 0.2 %, which every target would be too unlikely by, and every KLD too large. Which
+    model, text and BOS rule made it is not in the file.
     """
 
     tokenizer = None
     dtype = None
 
     def __init__(self, path: Path):
-        self._reference = LlamaCppReference(path)
+        self._reference = LlamaCppReference(path, lowers=True)
         self._file = self._reference.file
 
     @property
@@ -186,7 +208,7 @@ class KeptLogits:
             "path": str(path.resolve()),
             "fingerprint": self._file.fingerprint,
             "bits_per_weight": {"body": None, "file": None},
-            "formats": {},
+            "formats": {"unknown": {}},
             "not_decoded": "a file of log-probabilities, which holds no weights",
             "kv_cache_declared": None,
         }

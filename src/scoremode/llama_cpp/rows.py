@@ -111,11 +111,7 @@ def sums(rows: NDArray[np.uint16], entries: int) -> Sums:
     room = 2.0**-21 * (width + np.log(entries) + 1)
     # What a damaged header makes infinite is not within any bounds.
     with np.errstate(over="ignore", invalid="ignore"):
-        # Relative to a row's largest entry, so that the heavy ones are exact.
-        powers = codes.astype(np.float32)
-        powers -= _LARGEST
-        powers *= scale.astype(np.float32)[:, None]
-        others = np.exp(powers, out=powers).sum(1, dtype=np.float64) - 1
+        others = _others(codes, scale)
         cut = np.where(width < 16 - 1e-3, 0, (codes == 0).sum(1)) * np.exp(-width)
         return Sums(
             np.exp(width + low) * (1 + others),
@@ -123,6 +119,37 @@ def sums(rows: NDArray[np.uint16], entries: int) -> Sums:
             np.exp(room) * (1 + others) / (1 + np.maximum(others - cut, 0) * np.exp(-half)),
             (codes.max(1) == np.where(scale > 0, 65535, 0)) & (codes.min(1) == 0),
         )
+
+
+def floors(rows: NDArray[np.uint16], entries: int) -> NDArray[np.float32]:
+    """float32 [R]: the log-probability of entries whose code is 0, so that a row adds up to 1.
+
+    Where the encoder raised all that lay deeper to the border, tens of thousands of entries add up to
+    as much as 1 % there. What they had is what the others leave of 1, which is known within those
+    entries' steps: at least that much they get, at most what they have at the border, and each alike.
+    Of a row that ends before a border it is the smallest log-probability, as it is stored.
+    """
+    scale, low = (each.astype(np.float64) for each in spans(rows))
+    codes = codes_of(rows, 0, entries)
+    width = float(_LARGEST) * scale
+    cut = (codes == 0).sum(1)
+    high = np.exp(width + low)
+    others = high * (_others(codes, scale) - cut * np.exp(-width))
+    # 1e-6: float32 has the largest of a row within that.
+    least = others * np.expm1(scale / 2) + 1e-6
+    left = np.minimum(np.maximum(1 - high - others, least), cut * np.exp(low))
+    is_cut = (np.abs(width - 16) < 1e-3) | (np.abs(width - 24) < 1e-3)
+    found = np.log(left, where=is_cut, out=np.zeros_like(left)) - np.log(np.maximum(cut, 1))
+    return np.where(is_cut, found, low).astype(np.float32)
+
+
+def _others(codes: NDArray[np.uint16], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64 [R]: the sum of each row's probabilities but the largest, relative to that, so that the
+    heavy ones are exact."""
+    powers = codes.astype(np.float32)
+    powers -= _LARGEST
+    powers *= scale.astype(np.float32)[:, None]
+    return np.exp(powers, out=powers).sum(1, dtype=np.float64) - 1
 
 
 def decode_each(

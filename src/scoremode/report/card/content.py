@@ -194,7 +194,7 @@ def _computed(records: Sequence[Done]) -> str:
 def _engine_words(engine: TorchEngine) -> str:
     if isinstance(engine, ReplayEngine):
         by = (engine.replayed.engine or {}).get("engine", "llama.cpp")
-        return f"scoremode from predictions of {by} that were kept"
+        return f"scoremode from kept predictions of {by}"
     return f"vLLM {engine.vllm}" if isinstance(engine, VllmEngine) else "scoremode's torch engine"
 
 
