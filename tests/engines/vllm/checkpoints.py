@@ -17,22 +17,28 @@ from scoremode.demo.quantize import Variant, quantize_folder
 
 QUANTIZED = ("W4A16", "W8A8", "FP8")
 FORMATS = ("dense", *QUANTIZED)
+# Tokens that a token of the form "sliding" attends to: a Mistral with the dense model's weights.
+SLIDING = 64
 # Of two ranks, each has 96 of 192 inputs and 256 of 512: groups of 32 are whole in all of them.
 _GROUP = 32
 _ACTIVATIONS = {"strategy": "token", "dynamic": True, "symmetric": True, "num_bits": 8}
 
 
 def write_checkpoint(source: Path, folder: Path, form: str) -> Path:
-    """The dense model in `source` as one of FORMATS, to be computed in SERVED, in `folder`, which must
-    not exist."""
+    """The dense model in `source` as one of FORMATS, or "sliding", to be computed in SERVED, in
+    `folder`, which must not exist."""
     if form == "W4A16":
         quantize_folder(source, folder, Variant("W4A16", 4, _GROUP))
     else:
         shutil.copytree(source, folder)
-    if form not in ("dense", "W4A16"):
+    if form in ("W8A8", "FP8"):
         _quantize(source, folder, form)
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": SERVED}, indent=2))
+    config = json.loads(path.read_text()) | {"dtype": SERVED}
+    if form == "sliding":
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+        config["sliding_window"] = SLIDING
+    path.write_text(json.dumps(config, indent=2))
     return folder
 
 

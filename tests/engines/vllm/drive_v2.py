@@ -1,19 +1,24 @@
-"""Drives vLLM's own V2 `PoolingRunner` over the scoring pooler, without the kernels it needs elsewhere.
+"""Drives vLLM's own V2 `PoolingRunner` over the scoring pooler, and its `GPUModelRunner.sample` under
+the watch on decode steps, without the kernels they need elsewhere.
 
-The V2 model runner wants Triton, which the CPU build has not; its pooling part is plain Python and
-torch. Here it gets the requests, chunks and preemptions of a scheduler by hand, a model that is only a
-head, and its answers are held against a float64 log-softmax. Prints `ok` at the end.
+The V2 model runner wants Triton, which the CPU build has not; these parts are plain Python and torch.
+Here they get the requests, chunks and preemptions of a scheduler by hand, a model that is only a head,
+and the answers are held against a float64 log-softmax. Prints `ok` at the end.
 """
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import numpy as np
 import torch
+from stepped import Head, Runner, drive, make_windows
 from vllm import PoolingParams
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
 from scoremode.engines.vllm.prompts import COLUMNS, ScoreRequest
+from scoremode.engines.vllm.workers import scorer as scorers
 from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler, _collect, _Span
+from scoremode.engines.vllm.workers.steps import StepScorer
 from scoremode.head.rows import RowSums
 
 ENTRIES, WIDTH = 50, 8
@@ -106,6 +111,21 @@ def check_account() -> None:
             raise AssertionError(f"{wrong} passed")
 
 
+def check_steps() -> None:
+    """Decode steps whose rows the runner's own `sample` takes from the batch."""
+    scorers.ShardedHead = Head
+    windows = make_windows()
+    runner = Runner(windows, sample=GPUModelRunner.sample)
+    runner.sample = MethodType(GPUModelRunner.sample, runner)
+    runner.batch_sharder = runner.rejection_sampler = None
+    runner.sampler = lambda logits, batch: SimpleNamespace(
+        sampled_token_ids=logits.argmax(1)[:, None],
+        num_sampled=torch.ones(batch.num_reqs),
+        num_rejected=torch.zeros(batch.num_reqs),
+    )
+    drive(runner, StepScorer(runner, "model"), windows)
+
+
 def main() -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(
@@ -155,6 +175,7 @@ def main() -> None:
         raise AssertionError("a prompt with a gap was scored")
     runner.dummy_pooler_run(torch.randn(40, WIDTH))
     check_account()
+    check_steps()
     print("ok")
 
 

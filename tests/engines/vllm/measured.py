@@ -38,7 +38,8 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
     from scoremode.runs import measure
 
     references = Path(start["references"])
-    options = VllmOptions(arguments=start["arguments"])
+    arguments = dict(start["arguments"])
+    options = VllmOptions(decode=arguments.pop("decode", False), arguments=arguments)
     shared: list[VllmEngine] = []
 
     def make(

@@ -36,6 +36,12 @@ _STOCK = {
     "seed": 0,
     **_STEP,
 }
+# Calls of what follows in a prompt, and one that decode steps can't answer.
+DECODED = (
+    *("windows", "inputs", "mixed", "first", "chosen after", "repeated", "narrow"),
+    *("short against", "short against again", "narrow against", "windows against", "file against"),
+)
+WRONG_TO_DECODE = ("shuffled",)
 _CORES = sorted(os.sched_getaffinity(0))
 # A core a rank. By itself vLLM wants a NUMA node for each.
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": f"{_CORES[0]}|{_CORES[-1]}"}
@@ -113,6 +119,11 @@ def _tampered(tamper: str | None, *calls: str, **arguments: Any) -> Start:
     return Start(arguments={"max_model_len": LENGTH, **arguments}, tamper=tamper, calls=calls)
 
 
+def _decoding(form: str = "dense", *calls: str, **arguments: Any) -> Start:
+    """Ours in decode steps, in batches of 16."""
+    return replace(_ours(form, decode=True, max_num_seqs=16, **arguments), calls=calls)
+
+
 def _both(form: str = "dense", environment: dict[str, str] | None = None, **more: Any) -> Any:
     starts = {"stock": _stock(form, **more), "ours": _ours(form, **more)}
     for start in starts.values():
@@ -173,6 +184,11 @@ _USUAL: dict[str, dict[str, Start]] = {
                 "by torch": {"reference": "torch", "full": True},
             },
         ),
+        "decode": _measured(
+            "dense",
+            _base_against_itself("decoded") | {"by prefill": {"reference": "vllm"}},
+            decode=True,
+        ),
     },
     "dense": _both()
     | {
@@ -185,6 +201,41 @@ _USUAL: dict[str, dict[str, Start]] = {
             form: replace(_ours(form), calls=("windows", "short", "mixed", "mixed targets"))
             for form in QUANTIZED
         },
+    },
+    "decode": {
+        **{
+            name: start
+            for form in ("dense", "W4A16")
+            for name, start in (
+                (f"{form} stock", replace(_stock(form), engine="decoding", all_logits=())),
+                (form, _decoding(form, "windows", "windows again", "short")),
+            )
+        },
+        "float32": _decoding("dense", *DECODED, *WRONG_TO_DECODE, dtype="float32"),
+        "preempted": _decoding(
+            "dense",
+            *("windows", "mixed", "first", "chosen after", "windows against"),
+            dtype="float32",
+            max_num_batched_tokens=96,
+            # A cache of 24 blocks for 16 prompts of up to 8.
+            block_size=32,
+            num_gpu_blocks_override=25,
+            kv_cache_memory_bytes=16 << 20,
+            scheduler_reserve_full_isl=False,
+        ),
+        "cached": _decoding("dense", *DECODED, dtype="float32", enable_prefix_caching=True),
+        "sliding": _decoding("sliding", "windows", dtype="float32"),
+        "sliding prefill": replace(_ours("sliding", dtype="float32"), calls=("windows",)),
+        "rows of others": replace(_decoding(dtype="float32"), tamper="rows of others"),
+        "other places": replace(_decoding(dtype="float32"), tamper="other places"),
+        "speculative": _decoding(speculative_config={"method": "ngram"}),
+        "signatures": replace(_decoding(), tamper="decoding signatures"),
+    },
+    "decode, two ranks": {
+        "ours": replace(
+            _decoding("dense", *DECODED, dtype="float32", tensor_parallel_size=2),
+            environment=TWO_RANKS,
+        )
     },
     "refused": {
         "no plugins": Start(environment={"VLLM_PLUGINS": ""}),
@@ -318,6 +369,10 @@ def make_calls(
         # Gaps, in every prompt.
         "chosen": mixed_targets
         | {"chosen": [np.flatnonzero(np.arange(n) % 5 < 2).tolist() for n in lengths]},
+        "chosen after": {
+            "prompts": mixed,
+            "chosen": [np.flatnonzero(np.arange(n - 1) % 5 > 2).tolist() for n in lengths],
+        },
         # Nothing of the first prompt, one target of the second.
         "last only": {
             "prompts": mixed[:2],

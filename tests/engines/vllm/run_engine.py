@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def main(job_file: str, out: str) -> None:
     engines = {
         "scoremode": run_scoremode,
         "stock": run_stock,
+        "decoding": run_decoding,
         "torch": run_torch,
         "measured": run_measured,
     }
@@ -70,6 +72,7 @@ def run_scoremode(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.
             for column in compared[0] if compared else ():
                 columns[f"{name}/{column}"] = np.concatenate([c[column] for c in compared])
             columns[f"{name}/lengths"] = np.array([len(a) for a in answers], np.int64)
+        facts["prefilled"] = llm.prefilled
     return columns
 
 
@@ -113,6 +116,48 @@ def run_stock(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndar
                 for i, (_, entries) in enumerate(rows):
                     full[i, list(entries)] = list(entries.values())
                 columns[f"{name}/full"] = full
+    llm.llm_engine.engine_core.shutdown()
+    return columns
+
+
+def run_decoding(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """vLLM as anybody uses it, generating each prompt after its first token: a logits processor by its
+    own interface leaves no choice, and its own raw log-probabilities are those before it."""
+    from forcing import Forced
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(start["model"], **start["arguments"], logits_processors=[Forced])
+    columns: dict[str, np.ndarray] = {}
+    with watched_scheduler():
+        for name, call in start["calls"].items():
+            begin = time.perf_counter()
+            outputs = llm.generate(
+                [{"prompt_token_ids": ids[:1]} for ids in call["prompts"]],
+                [
+                    SamplingParams(
+                        max_tokens=len(ids) - 1,
+                        temperature=0.0,
+                        logprobs=0,
+                        flat_logprobs=True,
+                        detokenize=False,
+                        ignore_eos=True,
+                        extra_args={"forced": ids[1:]},
+                    )
+                    for ids in call["prompts"]
+                ],
+                use_tqdm=False,
+            )
+            facts["seconds"] = time.perf_counter() - begin
+            facts["steps"][name] = take_watch()
+            rows = []
+            for ids, output in zip(call["prompts"], outputs, strict=True):
+                (one,) = output.outputs
+                assert list(one.token_ids) == ids[1:]
+                flat = one.logprobs
+                for at, target in zip(flat.start_indices, ids[1:], strict=True):
+                    assert flat.token_ids[at] == target
+                    rows.append(flat.logprobs[at])
+            columns[f"{name}/logprob"] = np.array(rows, np.float32)
     llm.llm_engine.engine_core.shutdown()
     return columns
 
@@ -171,6 +216,28 @@ def tampered(what: str | None) -> Iterator[None]:
     if what == "signatures":
         more = {"pooling_params.py": {"PoolingParams": "nonesuch"}}
         with patch.object(signatures, "REQUIREMENTS", signatures.REQUIREMENTS | more):
+            yield
+        return
+    if what == "decoding signatures":
+        with patch.dict(signatures.DECODING, {"sampling_params.py": {"SamplingParams": "none"}}):
+            yield
+        return
+    from scoremode.engines.vllm.workers.steps import StepScorer
+
+    if what == "rows of others":
+        rows = StepScorer._requests_of_rows
+        rolled = lambda self: [*rows(self)[1:], *rows(self)[:1]]  # noqa: E731
+        with patch.object(StepScorer, "_requests_of_rows", rolled):
+            yield
+        return
+    if what == "other places":
+        logits = StepScorer._logits
+
+        def late(self: Any, hidden: Any) -> Any:
+            self._step = {n: (max(0, b - 1), max(1, e - 1)) for n, (b, e) in self._step.items()}
+            return logits(self, hidden)
+
+        with patch.object(StepScorer, "_logits", late):
             yield
         return
     from scoremode.engines.vllm.workers.vocab_slice import ShardedHead

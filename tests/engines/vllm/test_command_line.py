@@ -117,8 +117,13 @@ def test_two_runs_give_the_same_bits(measured, long_text):
     assert runs[0][1]["metrics"] == runs[1][1]["metrics"]
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(measured, long_text, command, engines, tmp_path):
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    phase, measured, long_text, command, engines, tmp_path
+):
     """They are those of another run: each pass has been computed by two processes."""
+    if phase == "decode":
+        long_text = [*long_text, "--decode"]
     program = engines.start(command(tmp_path, *long_text))
     wait_for_part(tmp_path, program)
     kill(program)
@@ -127,9 +132,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(measured, long_text, command, eng
     code, _, err = engines.run(command(tmp_path, *long_text, "--resume"))
     assert code == 0 and f"resuming {folder} after" in err
     ((resumed, record),) = find_runs(tmp_path)
-    whole, reference = measured("whole", *long_text)
+    whole, reference = measured("whole" if phase == "prefill" else "decoded", *long_text)
     assert resumed == folder and same_bits(folder, whole)
     assert record["metrics"] == reference["metrics"]
+    assert record["engine"].get("phase", "prefill") == phase
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,29 @@ def test_a_base_is_not_apart_from_itself(process, kept, ran):
     assert ours.facts["records"]["itself"]["reference"]["replay"]["bitwise"] is True
 
 
+def test_a_base_that_decode_steps_captured_is_not_apart_from_itself(ran, references):
+    """A step's batch is the same both times, and its states come back to the bit."""
+    ours = ran("measured", "decode")
+    for name in ("kld", "kld_reverse", "jsd", "tv"):
+        column = ours.column("itself", name)
+        assert len(column) > 5000 and not column.any(), name
+    for name in ("logprob", "top1", "top1_logprob"):
+        captured, model = (ours.column(run, name) for run in ("capture", "itself"))
+        assert np.array_equal(captured, model), name
+    record = ours.facts["records"]["itself"]
+    assert record["reference"]["replay"]["bitwise"] is True
+    assert record["engine"]["phase"] == record["reference"]["engine"]["phase"] == "decode"
+    assert record["engine"]["prefilled_targets"] == 0
+    by_decode, by_prefill = (
+        StoredReference(references / name).states([(0, len(ours.column("itself")))]).double()
+        for name in ("decoded", "vllm")
+    )
+    apart = (by_decode - by_prefill).norm(dim=1) / by_prefill.norm(dim=1)
+    # The state of a neighbouring token is as far away as any.
+    assert apart.max() < 0.2 and apart.mean() < 0.02
+    assert ours.column("by prefill", "kld").mean() < 1e-3
+
+
 @BASES
 def test_captured_states_are_those_that_our_engine_computes(process, kept, ran, references):
     ran(process, "base")

@@ -90,10 +90,11 @@ DECODING = {
 Requirements = Mapping[str, Mapping[str, str]]
 
 
-def check_signatures(root: Path, requirements: Requirements = REQUIREMENTS) -> list[str]:
-    """Lists what the vLLM package in the folder `root` lacks of `requirements`, a line each."""
+def check_signatures(root: Path, requirements: Requirements | None = None) -> list[str]:
+    """Lists what the vLLM package in the folder `root` lacks of `requirements`, a line each; by default
+    of the pooler's."""
     problems = []
-    for file, classes in requirements.items():
+    for file, classes in (requirements or REQUIREMENTS).items():
         found = _members(root / file)
         for name, wanted in classes.items():
             if name not in found:

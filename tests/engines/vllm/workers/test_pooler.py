@@ -8,7 +8,7 @@ from pathlib import Path
 from support.waiting import HANG
 
 
-def test_the_v2_runners_pooling_scores_chunks_and_preempted_prompts(engines):
+def test_the_v2_runners_own_code_scores_chunks_preempted_prompts_and_decode_steps(engines):
     program = Path(__file__).parents[1] / "drive_v2.py"
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -110,8 +110,7 @@ class StepScorer:
         if not self._replays:
             # Nobody's but vLLM's own, such as a warm-up.
             return self._head.own_logits(hidden)
-        batch = self._batch if self._batch is not None else self._runner.input_batch
-        names = batch.req_ids
+        names = self._requests_of_rows()
         if len(names) != len(hidden) or set(names) != set(self._step):
             raise RuntimeError(
                 f"{len(hidden)} rows to sample from {len(names)} requests, of {len(self._step)} that "
@@ -143,6 +142,11 @@ class StepScorer:
             self._keep(hidden, names, places, forced, scored)
         logits = hidden.new_zeros((len(names), self._entries), dtype=torch.float32)
         return logits.scatter_(1, to_device(torch.from_numpy(forced)[:, None], hidden.device), 1.0)
+
+    def _requests_of_rows(self) -> list[str]:
+        """The request that each row of this step's samples for."""
+        batch = self._batch if self._batch is not None else self._runner.input_batch
+        return list(batch.req_ids)
 
     def _keep(
         self,
