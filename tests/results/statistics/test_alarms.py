@@ -216,6 +216,7 @@ def test_parts_of_the_noise_add_up():
     step = model.scores(after, before)
     assert judge_step(step, Noise.of(kernels), dtype="bfloat16").alarm
     assert not judge_step(step, Noise.of(kernels, logits), dtype="bfloat16").alarm
+    assert not judge_step(step, Noise.of(kernels), dtype="bfloat16", logits="bfloat16").alarm
 
 
 def test_a_judgment_as_json_has_its_numbers():

@@ -26,8 +26,11 @@ over windows, which is what is held against the limit.
 
 - *Halves.* The noise is all of a dtype's rounding, and so are both steps': where these are independent
   the ratio is √2. The limit finds what adds one and a half times the noise's own divergence.
+- *Rounded logits.* What rounding logits adds depends on their size: between 16 and 32 a step of bfloat16
+  is 0.125, and there is no bound beside what the layers add. Where the noise has no part of it
+  (`Noise.of`), limits are half as wide again.
 - *float32.* Another attention changes a part of the rounding alone, in some models no bit: hence the
-  wide limit and the floor, ten times the total variation of SmolLM2 in vLLM. A wrong step is a thousand
+  wider limit and the floor, twice the total variation of SmolLM2 in vLLM. A wrong step is a thousand
   times as far off: what bfloat16 hides is to be looked for in float32.
 - *Quantized inputs.* A state at the border of two codes falls either way, in the noise as in the step:
   the FP8 demo's noise is 4e-4 in float32, a thousand times the dense one's, and 0.02 in bfloat16.
@@ -38,7 +41,7 @@ over windows, which is what is held against the limit.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +58,10 @@ _PARTS = 8
 # Targets, or windows, far off: fewer may be chance.
 _FEW_TARGETS, _FEW_WINDOWS = 5, 3
 _CORRELATION = 0.9
+# By how much more rounded logits may be off.
+_ROUNDED = 1.5
+# Positions that see next to nothing.
+_FIRST = 8
 # A few targets: one of so many.
 _FEW_SHARE = 50
 # Of the likeliest ids, how many are a neighbour's where targets are shifted.
@@ -78,9 +85,13 @@ class Limits:
     far: float
     bias: float
 
+    def rounded(self) -> "Limits":
+        """The limits where the step's logits are rounded as well, and the noise's aren't."""
+        return replace(self, size=_ROUNDED * self.size, part=_ROUNDED * self.part)
+
 
 LIMITS = {
-    "float32": Limits(5e-6, 8.0, 10.0, 20.0, 1.0),
+    "float32": Limits(5e-6, 4.0, 6.0, 10.0, 1.0),
     "float16": Limits(5e-5, 1.6, 2.0, 3.0, 0.25),
     "bfloat16": Limits(4e-4, 1.6, 2.0, 3.0, 0.25),
 }
@@ -174,16 +185,17 @@ class _Step:
         return Ratio(value, float(value - student(n - 1) * error))
 
 
-def judge_step(scores: Scores, noise: Noise, *, dtype: str) -> Alarm:
+def judge_step(scores: Scores, noise: Noise, *, dtype: str, logits: str = "float32") -> Alarm:
     """Judges whether the difference of a step from the one before is what rounding explains.
 
     - `scores`: of the step, with a comparison with the step before.
     - `noise`: of the same model on the same targets.
     - `dtype`: the coarser of those that both steps compute in, a key of LIMITS.
+    - `logits`: what the step's are rounded to, where the noise has no part of that.
     """
     against = scores.against
     assert against is not None and len(noise.tv) == len(scores), "a step without its noise"
-    step = _made(scores, noise, LIMITS[dtype])
+    step = _made(scores, noise, LIMITS[dtype] if logits == "float32" else LIMITS[dtype].rounded())
     found = list(_statistics(step, noise, ROUNDING[dtype].bias))
     exceeded = [f for f in found if f[2] > f[3]]
     name, value, low, limit = exceeded[0] if exceeded else found[0]
@@ -324,8 +336,12 @@ def _along(step: _Step) -> tuple[str, str] | None:
     jumps = np.diff(level)
     cut = int(jumps.argmax()) + 1
     rise = float(level[cut:].mean() - level[:cut].mean())
-    if rise > np.log(1.5) and jumps[cut - 1] > 0.7 * rise:
-        return "from position", f"from position {_begin(step, parts[cut - 1] | parts[cut])} on"
+    # A step, and not the first of a curve's rises.
+    is_step = jumps[cut - 1] > 0.7 * rise and np.ptp(level[cut:]) < 0.5 * rise
+    if rise > np.log(1.5) and is_step:
+        begin = _begin(step, parts[cut - 1] | parts[cut])
+        # Behind the first tokens, which have nothing to attend to, all are alike.
+        return ("from position", f"from position {begin} on") if begin > _FIRST else None
     quarter = len(parts) // 4
     first, last = np.exp(level[:quarter].mean()), np.exp(level[-quarter:].mean())
     if last > 1.5 * first and (jumps > 0).sum() >= 0.7 * len(jumps):
