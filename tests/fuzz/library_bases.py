@@ -5,17 +5,14 @@ from typing import Any
 
 import torch
 from fuzz.files import MODELOPT, Files, join, split
-from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain, quantized
-from support.families import bitsandbytes as bitsandbytes_models
-from support.families import exl3 as exl3_models
-from support.families import hqq as hqq_models
+from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain
 from support.families import mlx as mlx_models
-from support.families import quark as quark_models
 from support.families.modelopt import FORMATS
 from support.families.modelopt import config as modelopt_config
 from support.families.modelopt import file as modelopt_file
 from support.families.qweight import Recipe
 from support.families.qweight import quantize as quantize_words
+from support.family import all_cases
 from support.golden_libraries import golden
 
 Tensors = dict[str, torch.Tensor]
@@ -29,17 +26,44 @@ _AUTO_ROUND = {
 
 
 def library_bases() -> dict[str, Files]:
-    return {**_modelopts(), **_others(), **_words(), **_torchao(), **_wrapped()}
+    return {
+        **_cases(),
+        "MLX mixed": _mlx_mixed(),
+        **_modelopts(),
+        **_words(),
+        **_torchao(),
+        **_wrapped(),
+    }
+
+
+def _cases() -> dict[str, Files]:
+    """Two modules as each case stores them, in whole blocks."""
+    bases = {}
+    for name, case in all_cases():
+        tensors, metadata = plain(), {}
+        high, wide = (max(ROWS, 8), COLUMNS) if name == "quark" else (ROWS, COLUMNS)
+        for module in QUANTIZED:
+            weight = torch.randn(high, wide).bfloat16()
+            stored = case.quantize(weight)
+            tensors |= {f"{module}.{k}": v.contiguous() for k, v in stored.items() if k != "dense"}
+            if case.metadata is not None:
+                metadata[f"{module}.weight"] = case.metadata(weight)
+        # MLX's config names no method, and stands at another place.
+        said = {} if "quant_method" in case.config else {"quantization": case.config}
+        declared = None if said else case.config
+        bases[f"{name} {case.name}"] = checkpoint(tensors, declared, metadata, **said)
+    return bases
 
 
 def _modelopts() -> dict[str, Files]:
     bases = {}
     for algorithm in FORMATS:
-        tensors = _modelopt(dict.fromkeys(QUANTIZED, algorithm))
         if algorithm.endswith("_AWQ"):
+            tensors = _modelopt(dict.fromkeys(QUANTIZED, algorithm))
             tensors[f"{QUANTIZED[0]}.pre_quant_scale"] = torch.rand(COLUMNS).bfloat16() + 0.5
-        bases[f"ModelOpt {algorithm}"] = checkpoint(tensors, modelopt_config(algorithm))
+            bases[f"ModelOpt {algorithm}"] = checkpoint(tensors, modelopt_config(algorithm))
         if algorithm in ("NVFP4", "FP8", "W4A16_AWQ", "MXFP8"):
+            tensors = _modelopt(dict.fromkeys(QUANTIZED, algorithm))
             alone = checkpoint(tensors, None)
             alone[MODELOPT] = json.dumps(modelopt_file(algorithm, "lm_head", "*.gate")).encode()
             bases[f"ModelOpt {algorithm} alone"] = alone
@@ -64,45 +88,6 @@ def _modelopt_mixed() -> Files:
     layers = {first: {"quant_algo": "FP8"}, "model.layers.1.mlp": {"quant_algo": "W4A8_AWQ"}}
     fields = {"quantized_layers": layers, "kv_cache_quant_algo": "FP8"}
     return checkpoint(tensors, modelopt_config("MIXED_PRECISION", **fields))
-
-
-def _others() -> dict[str, Files]:
-    bases = {}
-    for kind, double in (("nf4", False), ("fp4", True), ("int8", False)):
-        tensors = quantized(lambda w, k=kind, d=double: bitsandbytes_models.quantize(w, k, d))
-        settings = bitsandbytes_models.config(kind, double)
-        bases[f"bitsandbytes {kind}"] = checkpoint(tensors, settings)
-    # 3 bits: rows that are no whole number of those in a word.
-    for bits, axis in ((8, 0), (4, 1), (3, 0), (2, 1), (1, 1)):
-        tensors = quantized(lambda w, b=bits, a=axis: hqq_models.quantize(w, b, 32, a))
-        bases[f"HQQ {bits}"] = checkpoint(tensors, hqq_models.config(bits, 32, axis))
-    for bits in (3, 4, 5, 8):
-        tensors = quantized(lambda w, b=bits: mlx_models.quantize(w, b, 32))
-        fields = {"group_size": 32, "bits": bits}
-        bases[f"MLX {bits}"] = checkpoint(tensors, None, quantization=fields)
-    bases["MLX mixed"] = _mlx_mixed()
-    for mode, size, bits in (("mxfp4", 32, 4), ("nvfp4", 16, 4), ("mxfp8", 32, 8)):
-        tensors = plain()
-        for module in QUANTIZED:
-            tensors |= {f"{module}.{k}": v for k, v in _small_floats(size, bits).items()}
-        fields = {"group_size": size, "bits": bits, "mode": mode}
-        bases[f"MLX {mode}"] = checkpoint(tensors, None, quantization=fields)
-    for kind in quark_models.KINDS:
-        rows = 8 if kind in ("int4", "uint4") else ROWS
-        tensors = quantized(lambda w, k=kind: quark_models.quantize(w, k), rows)
-        bases[f"Quark {kind}"] = checkpoint(tensors, quark_models.config(kind))
-    for bits, codebook, signs in ((3, "mul1", False), (2, "mcg", False), (1, "3inst", True)):
-        tensors = quantized(lambda w, b=bits, c=codebook, s=signs: exl3_models.quantize(w, b, c, s))
-        bases[f"EXL3 {codebook}"] = checkpoint(tensors, exl3_models.config(bits, codebook))
-    return bases
-
-
-def _small_floats(size: int, bits: int) -> Tensors:
-    """Any codes under scales near one."""
-    low, high = (40, 70) if size == 16 else (110, 130)
-    words = torch.randint(0, 1 << 32, (ROWS, COLUMNS * bits // 32))
-    scales = torch.randint(low, high, (ROWS, COLUMNS // size))
-    return {"weight": words.to(torch.uint32), "scales": scales.to(torch.uint8)}
 
 
 def _mlx_mixed() -> Files:

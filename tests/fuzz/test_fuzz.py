@@ -154,7 +154,7 @@ def wrong_gguf_scale(monkeypatch) -> None:
         (wrong_inputs, "W8A8"),
         (wrong_zero_points, "GPTQ 4"),
         (wrong_order, "GPTQ ordered 3"),
-        (wrong_other_inputs, "Quark ptpc"),
+        (wrong_other_inputs, "quark ptpc"),
         (wrong_bytes, "GGUF F32"),
         (wrong_name, "GGUF F16"),
         (wrong_gguf_scale, "GGUF split"),

@@ -4,27 +4,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine import check_equal, make_engine, score
+from support.engine import make_engine, score
 from support.families.bitsandbytes import config, make_pair
 from support.families.llm_int8 import one_window
 from support.models import edit_config, edit_tensors, library_logprobs, library_model, random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "double"),
-    [
-        ("llama", "nf4", False),
-        ("llama", "fp4", True),
-        ("qwen3_moe", "nf4", True),
-        ("llama", "int8", False),
-    ],
-)
-def test_equals_the_dense_one_to_the_bit(name, kind, double, tmp_path):
-    packed, dense = make_pair(tmp_path, name, kind, double)
-    check_equal(packed, dense, "float32", "bfloat16")
 
 
 def int8_pair(folder, name: str, threshold: float, head: bool = False):

@@ -3,28 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from support.engine import check_equal, make_engine, score
+from support.engine import make_engine, score
 from support.families.exl3 import make_pair
 from support.models import edit_tensors, random_plan
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-
-
-@pytest.mark.parametrize(
-    ("name", "bits", "codebook", "signs"),
-    [
-        ("llama", 4, "mul1", False),
-        # The head is stored apart from the embedding that the config ties it to.
-        ("llama-tied", 3, "mcg", False),
-        ("qwen3_moe", 2, "3inst", False),
-        ("qwen2", 5, "3inst", True),
-        # Its linears are one for several, which are stored apart.
-        ("phi3", 4, "mul1", False),
-    ],
-)
-def test_equals_the_dense_one_to_the_bit(name, bits, codebook, signs, tmp_path):
-    packed, dense = make_pair(tmp_path, name, bits, codebook, signs)
-    check_equal(packed, dense, "float32", "float16")
 
 
 def test_a_model_whose_sizes_are_padded(tmp_path):

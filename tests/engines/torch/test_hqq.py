@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-from support.engine import check_equal, make_engine
+from support.engine import make_engine
 from support.families.hqq import make_pair
 from support.models import edit_tensors
 
 from scoremode.errors import UnsupportedFormat
-
-
-@pytest.mark.parametrize(
-    ("name", "bits", "axis"),
-    [("llama", 4, 1), ("llama", 3, 0), ("qwen3_moe", 2, 1), ("llama", 8, 0)],
-)
-def test_equals_the_dense_one_to_the_bit(name, bits, axis, tmp_path):
-    packed, dense = make_pair(tmp_path, name, bits, 16, axis)
-    check_equal(packed, dense, "float32", "bfloat16")
 
 
 def test_a_tensor_that_nothing_uses(tmp_path):

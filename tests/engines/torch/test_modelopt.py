@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.engine import check_equal, make_engine, score
+from support.engine import make_engine, score
 from support.families.modelopt import FORMATS, config, make_pair
 from support.families.modelopt_golden import tensors_below, write_export
 from support.models import edit_config, edit_tensors, library_logprobs, random_plan
@@ -16,13 +16,6 @@ from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol
 
 MODELS = ["llama", "qwen3_moe", "deepseek_v3"]
-
-
-@pytest.mark.parametrize("algorithm", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
-def test_equals_the_dense_one_to_the_bit(name, algorithm, tmp_path):
-    packed, dense = make_pair(tmp_path, name, algorithm)
-    check_equal(packed, dense, "bfloat16")
 
 
 def factors(folder, columns: int, pattern: str) -> dict[str, torch.Tensor]:

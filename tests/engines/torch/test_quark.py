@@ -1,30 +1,9 @@
 """Whole models of AMD Quark against dense ones of the same weights."""
 
-import numpy as np
-import pytest
 import torch
-from support.engine import check_equal, make_engine, score
+from support.engine import make_engine, score
 from support.families.quark import KINDS, make_pair
 from support.models import edit_tensors, random_plan
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("llama", "fp8"), ("llama", "ptpc"), ("qwen3_moe", "int8"), ("llama", "mxfp4")],
-)
-def test_equals_the_dense_one_to_the_bit(name, kind, tmp_path):
-    packed, dense = make_pair(tmp_path, name, kind)
-    theirs = check_equal(packed, dense, "float32", "bfloat16")
-    engine = make_engine(packed, dtype="float32")
-    assert engine.describe()["arithmetic"] == "weights+activations"
-    declared = score(engine, random_plan()).logprob
-    assert 0 < np.abs(declared - theirs.logprob).mean() < 3
-
-
-@pytest.mark.parametrize("kind", ["int4", "uint4"])
-def test_four_bits_in_words_equal_the_dense_ones(kind, tmp_path):
-    packed, dense = make_pair(tmp_path, "llama", kind)
-    check_equal(packed, dense, "float32", "bfloat16")
 
 
 def test_a_cache_as_declared(tmp_path):

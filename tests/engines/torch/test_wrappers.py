@@ -6,6 +6,7 @@ other, since the library has renamed modules and saves them under their old name
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.engine import make_engine, score
-from support.families.bitsandbytes import make_pair as bitsandbytes_pair
 from support.families.float8_blocks import make_pair as float8_pair
-from support.families.hqq import make_pair as hqq_pair
-from support.families.mlx import make_pair as mlx_pair
 from support.families.modelopt import file as modelopt_file
 from support.families.modelopt import make_pair as modelopt_pair
 from support.families.modelopt import write_file
 from support.families.mxfp4_experts import make_pair as mxfp4_pair
-from support.families.quark import make_pair as quark_pair
 from support.families.qweight import Recipe
 from support.families.qweight import make_pair as qweight_pair
-from support.families.torchao import make_pair as torchao_pair
+from support.family import Case, Family, all_families, listed
 from support.models import make_checkpoint, random_plan
 
 from scoremode.cli.inspect import inspect, inspect_config
@@ -50,11 +47,18 @@ def compressed(variant: str) -> Callable[[Path], tuple[Path, Path]]:
     return make
 
 
-def listed(field: str) -> Callable[[Config, str], None]:
-    def add(config: Config, name: str) -> None:
-        config[field] = [*(config.get(field) or []), name]
+def of_families() -> dict[str, tuple[Any, Any]]:
+    """The first of a family's cases for each way in which inputs are quantized."""
 
-    return add
+    def make(family: Family, case: Case, folder: Path) -> tuple[Path, Path]:
+        return family.pair(folder, "llama", case)
+
+    return {
+        f"{name} {case.inputs}": (partial(make, family, case), family.spare)
+        for name, family in all_families().items()
+        for case in reversed(family.cases if family.spare else ())
+        if "llama" in case.models
+    }
 
 
 def named(field: str, value: Any, prefix: str = "") -> Callable[[Config, str], None]:
@@ -70,8 +74,6 @@ FAMILIES: dict[str, tuple[Callable[[Path], tuple[Path, Path]], Callable[[Config,
     "W4A16": (compressed("W4A16-g32"), listed("ignore")),
     "NVFP4": (compressed("NVFP4"), listed("ignore")),
     "fp8": (lambda f: float8_pair(f, "llama", (32, 32)), NOT_CONVERTED),
-    "modelopt NVFP4": (lambda f: modelopt_pair(f, "llama", "NVFP4"), listed("ignore")),
-    "modelopt FP8": (lambda f: modelopt_pair(f, "llama", "FP8"), listed("ignore")),
     "awq": (
         lambda f: qweight_pair(
             f, "llama", Recipe(order="outputs"), quant_method="awq", version="gemm", **INTEGERS
@@ -91,17 +93,12 @@ FAMILIES: dict[str, tuple[Callable[[Path], tuple[Path, Path]], Callable[[Config,
         ),
         named("extra_config", {"bits": 16}),
     ),
-    "nf4": (lambda f: bitsandbytes_pair(f, "llama", "nf4", True), listed("llm_int8_skip_modules")),
-    "int8": (lambda f: bitsandbytes_pair(f, "llama", "int8"), listed("llm_int8_skip_modules")),
-    "hqq": (lambda f: hqq_pair(f, "llama", 4, 16, 1), listed("skip_modules")),
-    "mlx": (
-        lambda f: mlx_pair(f, "llama", key="quantization_config", down_proj=8),
-        lambda config, name: config.update({name: False}),
-    ),
-    "quark FP8": (lambda f: quark_pair(f, "llama", "fp8"), listed("exclude")),
-    "quark MXFP4": (lambda f: quark_pair(f, "llama", "mxfp4"), listed("exclude")),
-    "torchao": (lambda f: torchao_pair(f, "llama", "Int8", True), NOT_CONVERTED),
+    **of_families(),
 }  # fmt: skip
+
+
+# The maker stores an order of inputs beside it, which AutoRound does not.
+UNTOLD = ("auto-round",)
 
 
 def read(folder: Path) -> Config:
@@ -244,15 +241,14 @@ def test_experts_in_mxfp4(spelling, tmp_path):
     assert np.array_equal(ours, expected) and expected.std() > 0.3
 
 
-@pytest.mark.parametrize("family", ["W4A16", "fp8", "modelopt FP8", "gptq", "nf4", "hqq", "mlx",
-                                    "quark FP8", "torchao"])  # fmt: skip
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNTOLD])
 def test_a_config_alone(family, tmp_path):
     """What it says of the language model is what the tensors say."""
     packed, _ = FAMILIES[family][0](tmp_path)
     config = read(packed)
     respell_names(config["quantization_config"], NEW)
     write(packed, config)
-    wrap(packed, NEW, nested=family == "quark FP8")
+    wrap(packed, NEW, nested=family.startswith("quark"))
     whole = inspect(str(packed), device_name="cpu")["formats"]
     alone = inspect_config(str(packed / "config.json"), device_name="cpu")
     assert alone["runs"]["possible"], alone["refusals"]

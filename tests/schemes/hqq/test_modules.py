@@ -7,7 +7,6 @@ from support.schemes import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.hqq import Grouped
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 
@@ -26,18 +25,6 @@ def resolved(tmp_path):
         return resolve(open_checkpoint(path))
 
     return build
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
-def test_what_fits(resolved, bits, axis):
-    tensors = stored(bits, axis) | {"m.bias": torch.zeros(16), "lm_head.weight": torch.zeros(5, 4)}
-    schemes = resolved(tensors, config(bits, 32, axis))
-    assert list(schemes.quantized) == ["m"] and not schemes.claims("lm_head")
-    scheme = schemes.quantized["m"]
-    assert isinstance(scheme, Grouped)
-    assert (scheme.shape, scheme.bits, scheme.size, scheme.axis) == ((16, 96), bits, 32, axis)
-    assert scheme.dtype == torch.bfloat16
 
 
 def test_bits_per_weight(tmp_path):

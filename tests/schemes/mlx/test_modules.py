@@ -51,20 +51,6 @@ def test_a_config_that_is_there_twice_says_the_same(resolved):
             resolved(stored(), CONFIG, quantization_config=CONFIG | other)
 
 
-@pytest.mark.parametrize(
-    ("mode", "width", "groups"), [("mxfp4", 12, 3), ("nvfp4", 12, 6), ("mxfp8", 24, 3)]
-)
-def test_small_floats(resolved, mode, width, groups):
-    tensors = {
-        "m.weight": torch.zeros(6, width, dtype=torch.uint32),
-        "m.scales": torch.zeros(6, groups, dtype=torch.uint8),
-    }
-    scheme = resolved(
-        tensors, {"mode": mode, "bits": width * 32 // 96, "group_size": 96 // groups}
-    ).quantized["m"]
-    assert scheme.shape == (6, 96) and scheme.label == f"MLX {mode.upper()}"
-
-
 def test_bits_per_weight(tmp_path):
     path = write_checkpoint(tmp_path, stored(), CONFIG)
     assert summarize(open_checkpoint(path)).body_bits == 4 + 2 * 16 / 32

@@ -38,16 +38,6 @@ def resolved(tmp_path):
     return build
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_fits(resolved, kind):
-    tensors = stored(kind) | {"m.bias": torch.zeros(6), "lm_head.weight": torch.zeros(5, 4)}
-    schemes = resolved(tensors, kind)
-    assert list(schemes.quantized) == ["m"]
-    scheme = schemes.quantized["m"]
-    assert (scheme.label, scheme.inputs and scheme.inputs.label) == LABELS[kind]
-    assert scheme.shape == (16 if "int4" in kind else 6, 96) and not schemes.claims("lm_head")
-
-
 def test_scales_of_a_cache(tmp_path, resolved, refusal):
     tensors = stored(output_scale=torch.tensor(0.1))
     layers = {"*k_proj": {"output_tensors": KINDS["fp8"][1]}}

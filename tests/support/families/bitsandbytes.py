@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.models import edit_config, edit_tensors, make_checkpoint
+from support import family
+from support.family import LINEAR, Case, Family, Input, Pair, Tensors, listed
 
-from scoremode.schemes.bitsandbytes import TABLES
-
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+from scoremode.schemes.bitsandbytes import TABLES, Modules
 
 
 def config(kind: str = "nf4", double: bool = False, **others: Any) -> dict[str, Any]:
@@ -85,27 +83,75 @@ def quantize(weight: torch.Tensor, kind: str, double: bool) -> Tensors:
     return stored | {"dense": dense}
 
 
+def weight_of(stored: Tensors, *_: Any) -> torch.Tensor:
+    if "SCB" in stored:
+        return stored["weight"].float() * stored["SCB"].view(-1, 1) * 7.874015718698502e-3
+    (state,) = (t for name, t in stored.items() if "quant_state" in name)
+    fields = json.loads(bytes(state.tolist()))
+    count = fields["shape"][0] * fields["shape"][1]
+    absmax = stored["weight.absmax"]
+    if "nested_offset" in fields:
+        outer = stored["weight.nested_absmax"].repeat_interleave(256)[: len(absmax)]
+        absmax = stored["weight.nested_quant_map"][absmax.int()] * outer
+        absmax = absmax + torch.tensor(fields["nested_offset"])
+    packed = stored["weight"].view(torch.uint8).flatten().int()
+    codes = torch.stack((packed >> 4, packed & 15), 1).flatten()[:count]
+    spread = absmax.repeat_interleave(fields["blocksize"])[:count]
+    dense = (stored["weight.quant_map"][codes] * spread).view(fields["shape"])
+    return dense.to(getattr(torch, fields["dtype"])).float()
+
+
+def input_of(stored: Tensors, *_: Any) -> Input | None:
+    return (8, "int", "token", True, True, None) if "SCB" in stored else None
+
+
 def make_pair(
     folder: Path, name: str, kind: str, double: bool = False, *, linear: str | None = None
-) -> tuple[Path, Path]:
-    """A random bfloat16 model, its linears quantized, or the weights that `linear` finds; and a dense
-    one of what they stand for."""
-    found = re.compile(linear) if linear else LINEAR
-    packed, dense = folder / "packed", folder / "dense"
-    for target in (packed, dense):
-        make_checkpoint(target, name, dtype=torch.bfloat16)
+) -> Pair:
+    """`linear`: finds the weights that are quantized, in place of the usual ones."""
+    finds = re.compile(linear) if linear else LINEAR
+    fields = config(kind, double)
+    return family.make_pair(folder, name, lambda w: quantize(w, kind, double), fields, linear=finds)
 
-    def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if found.search(key)]:
-            stored = quantize(tensors.pop(key), kind, double)
-            del stored["dense"]
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
 
-    def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if found.search(key)]:
-            tensors[key] = quantize(tensors[key], kind, double)["dense"]
+def case(kind: str, double: bool, label: str, *models: str) -> Case:
+    name, inputs = kind + " double" * double, None
+    if kind == "int8":
+        inputs = "int8 token, outliers from 6 apart"
+    fields = config(kind, double)
+    # The text of a number in the record has any length.
+    loose = (f"weight.quant_state.bitsandbytes__{kind}",) if double else ()
+    return Case(
+        name, lambda w: quantize(w, kind, double), fields, label, inputs, models, loose=loose
+    )
 
-    edit_tensors(packed, pack)
-    edit_tensors(dense, decode)
-    edit_config(packed, quantization_config=config(kind, double))
-    return packed, dense
+
+FAMILY = Family(
+    Modules,
+    config(),
+    (
+        case("nf4", False, "NF4 g64", "llama"),
+        case("nf4", True, "NF4 g64 double", "qwen3_moe"),
+        case("fp4", True, "FP4 g64 double", "llama"),
+        case("int8", False, "LLM.int8", "llama"),
+    ),
+    spare=listed("llm_int8_skip_modules"),
+    claims=True,
+    weight=weight_of,
+    input=input_of,
+    not_decoded=(
+        ({"llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight True"),
+        ({"bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type 'af4'"),
+    ),
+    not_understood=(
+        ({"load_in_8bit": True}, "both of load_in_4bit and load_in_8bit"),
+        ({"load_in_4bit": False, "_load_in_4bit": False}, "neither of load_in_4bit and"),
+        ({"load_in_4bit": 1}, "load_in_4bit 1 is not true or false"),
+        ({"llm_int8_threshold": -1.0}, "llm_int8_threshold -1.0 is not a number that is not neg"),
+        ({"llm_int8_threshold": True}, "llm_int8_threshold True"),
+        ({"llm_int8_threshold": float("nan")}, "llm_int8_threshold nan"),
+        ({"bnb_4bit_quant_type": 4}, "bnb_4bit_quant_type 4 is not a string"),
+        ({"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules 'lm_head' is not a list"),
+        ({"llm_int8_skip_modules": ["("]}, "llm_int8_skip_modules: pattern"),
+    ),
+)

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.family import Case, Family, Pair
 from support.models import edit_config, edit_tensors, make_checkpoint
+
+from scoremode.schemes.exl3 import Modules
 
 Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+|lm_head)\.weight$")
@@ -170,3 +173,44 @@ def make_pair(
     edit_config(packed, quantization_config=config(bits, codebook))
     edit_config(dense, tie_word_embeddings=False)
     return packed, dense
+
+
+def case(bits: int, codebook: str, *models: str, signs: bool = False) -> Case:
+    return Case(
+        f"{bits} {codebook}{' signs' * signs}",
+        lambda w: quantize(w, bits, codebook, signs),
+        config(bits, codebook),
+        f"EXL3 {bits} bits {codebook}",
+        models=models,
+        dtypes=("float32", "float16"),
+        shape=(128, 256),
+    )
+
+
+def whole_pair(folder: Path, name: str, case: Case) -> Pair:
+    bits, codebook, *signs = case.name.split()
+    return make_pair(folder, name, int(bits), codebook, bool(signs))
+
+
+FAMILY = Family(
+    Modules,
+    config(),
+    (
+        # Phi-3's linears are one for several, which are stored apart.
+        case(4, "mul1", "llama", "phi3"),
+        # The head is stored apart from the embedding that the config ties it to.
+        case(3, "mcg", "llama-tied"),
+        case(2, "3inst", "qwen3_moe"),
+        case(5, "3inst", "qwen2", signs=True),
+        case(1, "3inst", signs=True),
+    ),
+    pair=whole_pair,
+    promises=False,
+    weight=lambda stored, *_: dense(stored),
+    not_decoded=(({"codebook": "2mad"}, "codebook '2mad'"),),
+    not_understood=(
+        ({"bits": "4"}, "bits '4' is not a number"),
+        ({"head_bits": True}, "head_bits True is not a number"),
+        ({"codebook": 3}, "codebook 3 is not a string"),
+    ),
+)

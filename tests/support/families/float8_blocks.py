@@ -1,16 +1,17 @@
 """Checkpoints in blocks of float8 (`quant_method: fp8`), and the dense ones of the same weights."""
 
-import re
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from support.models import edit_config, edit_tensors, make_checkpoint
+from support import family
+from support.family import LINEAR, Family, Pair, Tensors, listed
 from torch.nn import functional
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+from scoremode.schemes.fp8 import Modules
+
+__all__ = ["LINEAR"]
 E4M3 = torch.float8_e4m3fn
 
 
@@ -64,23 +65,40 @@ def make_pair(
     block: tuple[int, int],
     scale_dtype: torch.dtype = torch.float32,
     **others: Any,
-) -> tuple[Path, Path]:
+) -> Pair:
     """A random bfloat16 model, its linears in blocks; and a dense one of what they stand for."""
-    packed, dense = folder / "packed", folder / "dense"
-    for target in (packed, dense):
-        make_checkpoint(target, name, dtype=torch.bfloat16)
 
-    def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            stored = quantize(tensors.pop(key), block, scale_dtype)
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
+    def stored(weight: torch.Tensor) -> Tensors:
+        found = quantize(weight, block, scale_dtype)
+        return found | {"dense": dequantize(found, block, torch.bfloat16)}
 
-    def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            stored = quantize(tensors[key], block, scale_dtype)
-            tensors[key] = dequantize(stored, block, torch.bfloat16)
+    return family.make_pair(folder, name, stored, config(block, **others))
 
-    edit_tensors(packed, pack)
-    edit_tensors(dense, decode)
-    edit_config(packed, quantization_config=config(block, **others))
-    return packed, dense
+
+BLOCKS = [[], [128], [0, 1], [-1, 128], [True, 1], ["1", 1], 128, "128x128", [1, 2, 3], {}]
+FAMILY = Family(
+    Modules,
+    config(),
+    spare=listed("modules_to_not_convert"),
+    not_decoded=(
+        ({"activation_scheme": "sometimes"}, "activation_scheme 'sometimes'"),
+        ({"fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"scale_fmt": "e4m3"}, "scale_fmt 'e4m3'"),
+        ({"expert_dtype": "fp6"}, "expert_dtype 'fp6'"),
+        ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert ['embed_tokens']"),
+        ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
+        ({"dequantize": True}, "dequantize True"),
+    ),
+    not_understood=(
+        *(({"weight_block_size": size}, "is not rows and columns") for size in BLOCKS),
+        *(({"weight_block_size": size}, "is not rows and") for size in ([1 << 31, 1], [1.0, 1])),
+        *(({"activation_scheme": value}, "activation_scheme") for value in (1, [], True)),
+        *(({"fmt": value}, "is not a string") for value in (8, {})),
+        *(({"scale_fmt": value}, "is not a string") for value in (1, [])),
+        *(
+            ({"modules_to_not_convert": value}, "modules_to_not_convert")
+            for value in ("lm_head", [1], {}, [None], ["("], ["a{9999999999999999}"])
+        ),
+        *(({"ignored_layers": value}, "is not a list of names") for value in ("lm_head", [1])),
+    ),
+)

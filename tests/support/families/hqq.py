@@ -1,14 +1,14 @@
 """Checkpoints of HQQ made by plain torch, and the dense ones of the same weights."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.models import edit_config, edit_tensors, make_checkpoint
+from support import family
+from support.family import Case, Family, Pair, Tensors, listed
 
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+from scoremode.schemes.hqq import Modules
+
 # Codes in an element.
 _COUNT = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 
@@ -63,23 +63,64 @@ def quantize(weight: torch.Tensor, bits: int, size: int, axis: int) -> Tensors:
     }
 
 
-def make_pair(folder: Path, name: str, bits: int, size: int, axis: int) -> tuple[Path, Path]:
-    """A random bfloat16 model, its linears quantized; and a dense one of what they stand for."""
-    packed, dense = folder / "packed", folder / "dense"
-    for target in (packed, dense):
-        make_checkpoint(target, name, dtype=torch.bfloat16)
+def weight_of(stored: Tensors, *_: Any) -> torch.Tensor:
+    packing = bytes(stored["packing"].tolist()).decode()
+    bits = int(packing[0])
+    count = 10 if bits == 3 else 8 // bits
+    packed = stored["W_q"]
+    if packed.is_floating_point():
+        packed = packed.view(torch.int32 if bits == 3 else torch.uint8)
+    packed = packed.int()
+    rows = [packed >> (bits * (count - 1 - k)) & ((1 << bits) - 1) for k in range(count)]
+    zero, scale, size = stored["zero"], stored["scale"], int(stored["group_size"])
+    shape = stored["shape"].tolist()
+    height = shape[0] * shape[1] // size if int(stored["axis"]) else size
+    q = torch.cat(rows)[:height].to(scale.dtype)
+    return ((q - zero) * scale).reshape(shape).float()
 
-    def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            stored = quantize(tensors.pop(key), bits, size, axis)
-            del stored["dense"]
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
 
-    def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            tensors[key] = quantize(tensors[key], bits, size, axis)["dense"]
+def changed(where: str | None = None, **fields) -> dict:
+    quant = config()["quant_config"]
+    (quant[where] if where else quant).update(fields)
+    return {"quant_config": quant}
 
-    edit_tensors(packed, pack)
-    edit_tensors(dense, decode)
-    edit_config(packed, quantization_config=config(bits, size, axis))
-    return packed, dense
+
+def make_pair(folder: Path, name: str, bits: int, size: int, axis: int) -> Pair:
+    fields = config(bits, size, axis)
+    return family.make_pair(folder, name, lambda w: quantize(w, bits, size, axis), fields)
+
+
+def case(bits: int, axis: int, *models: str) -> Case:
+    label = f"HQQ {bits} bits g16{'' if axis else ' axis 0'}"
+    name, fields = f"{bits} axis {axis}", config(bits, 16, axis)
+    return Case(name, lambda w: quantize(w, bits, 16, axis), fields, label, models=models)
+
+
+# In 3 bits, rows that are no whole number of those in a word.
+MODELS = {
+    (4, 1): ("llama",),
+    (3, 0): ("llama", "qwen3_moe"),
+    (2, 1): ("qwen3_moe",),
+    (8, 0): ("llama",),
+}
+FAMILY = Family(
+    Modules,
+    config(),
+    tuple(case(bits, axis, *MODELS.get((bits, axis), ())) for bits in _COUNT for axis in (0, 1)),
+    spare=listed("skip_modules"),
+    claims=True,
+    weight=weight_of,
+    not_decoded=(
+        (changed(scale_quant_params={"nbits": 8}), "quant_config, scale_quant_params {'nbits': 8}"),
+        (changed(zero_quant_params={"nbits": 8}), "quant_config, zero_quant_params {'nbits': 8}"),
+        (changed("weight_quant_params", channel_wise=False), "channel_wise False"),
+    ),
+    not_understood=(
+        (changed("weight_quant_params", nbits="4"), "nbits '4' is not a number"),
+        (changed("weight_quant_params", group_size=1.5), "group_size 1.5 is not an integer"),
+        (changed("weight_quant_params", axis=True), "axis True is not an integer"),
+        ({"quant_config": 4}, "quant_config 4 is not an object"),
+        ({"quant_config": {"self_attn.q_proj": 4}}, "self_attn.q_proj 4 is not an object"),
+        ({"skip_modules": "lm_head"}, "skip_modules 'lm_head' is not a list of names"),
+    ),
+)

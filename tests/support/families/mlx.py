@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.family import Case, Config, Family, Pair
 from support.models import edit_config, edit_tensors, make_checkpoint
+
+from scoremode.schemes.mlx import Modules
 
 Tensors = dict[str, torch.Tensor]
 # Embeddings and heads too.
@@ -109,3 +112,100 @@ def _whole_groups(settings: dict[str, Any]) -> None:
     for name in ("kv_lora_rank", "q_lora_rank"):
         if name in settings:
             settings[name] = 32
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def small_floats(weight: torch.Tensor, size: int, bits: int) -> Tensors:
+    """Any codes under scales near one, of a linear of the weight's shape."""
+    low, high = (40, 70) if size == 16 else (110, 130)
+    rows, columns = weight.shape
+    words = torch.randint(0, 1 << 32, (rows, columns * bits // 32))
+    scales = torch.randint(low, high, (rows, columns // size))
+    stored = {"weight": words.to(torch.uint32), "scales": scales.to(torch.uint8)}
+    mode = {(16, 4): "nvfp4", (32, 4): "mxfp4", (32, 8): "mxfp8"}[size, bits]
+    return stored | {"dense": weight_of(stored, "m", {"mode": mode})}
+
+
+def _fields(module: str, config: Config) -> dict[str, Any]:
+    """The module's own, where it has some, in place of those of all."""
+    own = config.get(module)
+    fields = own if isinstance(own, dict) else config
+    assert own is not False and own != {}, "not to be quantized"
+    return {name: fields.get(name) for name in ("mode", "bits", "group_size")}
+
+
+def weight_of(stored: Tensors, module: str, config: Config, *_: Any) -> torch.Tensor:
+    fields = _fields(module, config)
+    usual = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}.get(fields["mode"], (4, 64))
+    bits, size = fields["bits"] or usual[0], fields["group_size"] or usual[1]
+    words = stored["weight"].view(torch.int32).long() & 0xFFFFFFFF
+    stream = (words.unsqueeze(2) >> torch.arange(32)) & 1
+    codes = (stream.flatten(1).unflatten(1, (-1, bits)) << torch.arange(bits)).sum(2)
+    codes, scale = codes.unflatten(1, (-1, size)), stored["scales"]
+    if fields["mode"] in (None, "", "affine"):
+        bias = stored["biases"]
+        return (codes.to(scale.dtype) * scale.unsqueeze(2) + bias.unsqueeze(2)).flatten(1).float()
+    if bits == 8:
+        values = codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    else:
+        values = torch.cat((E2M1, -E2M1))[codes]
+    if size == 16:
+        power = scale.view(torch.float8_e4m3fn).float()
+    else:
+        power = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
+        power[scale == 255] = torch.inf
+    return (values * power.unsqueeze(2)).flatten(1).bfloat16().float()
+
+
+def case(bits: int) -> Case:
+    fields = {"group_size": 32, "bits": bits}
+    return Case(
+        f"{bits}", lambda w: quantize(w, bits, 32), fields, f"MLX {bits}-bit g32", models=()
+    )
+
+
+def float_case(mode: str, size: int, bits: int) -> Case:
+    fields = {"group_size": size, "bits": bits, "mode": mode}
+    label = f"MLX {mode.upper()}"
+    return Case(mode, lambda w: small_floats(w, size, bits), fields, label, models=())
+
+
+def whole_pair(folder: Path, name: str, case: Case) -> Pair:
+    """Of the integers."""
+    bits, size = case.config["bits"], case.config["group_size"]
+    return make_pair(folder, name, bits, size, "quantization_config", down_proj=8)
+
+
+FAMILY = Family(
+    Modules,
+    {"bits": 4, "group_size": 64},
+    (
+        *map(case, (4, 3, 5, 8)),
+        float_case("mxfp4", 32, 4),
+        float_case("nvfp4", 16, 4),
+        float_case("mxfp8", 32, 8),
+    ),
+    pair=whole_pair,
+    spare=lambda config, name: config.update({name: False}),
+    weight=weight_of,
+    not_decoded=(
+        ({"bits": 7}, "7 bits in groups of 64"),
+        ({"group_size": 48}, "4 bits in groups of 48"),
+        ({"mode": "fp4"}, "mode 'fp4'"),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp4"}, "mode 'mxfp4' of 8 bits in groups of 32"),
+        ({"m": {"bits": 1}}, "1 bits in groups of 64"),
+        ({"linear_class": "x"}, "linear_class 'x'"),
+        ({"m": 0}, "m 0"),
+        ({"quantize_input": True}, "quantize_input True"),
+        ({"m": {"mode": "mxfp8", "quantize_input": True}}, "quantize_input True"),
+    ),
+    not_understood=(
+        ({"bits": "4"}, "bits '4' is not an integer"),
+        ({"group_size": 64.0}, "group_size 64.0 is not an integer"),
+        ({"bits": True}, "bits True is not an integer"),
+        ({"mode": 4}, "mode 4 is not a string"),
+        ({"m": {"bits": [4]}}, "m: bits [4] is not an integer"),
+    ),
+)

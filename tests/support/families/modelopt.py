@@ -1,17 +1,19 @@
 """Linears as ModelOpt exports them, what they stand for by plain torch, and whole models of them."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.models import edit_config, edit_tensors, make_checkpoint
+from safetensors.torch import load_file
+from support import family
+from support.family import Case, Family, Pair, Tensors, listed
+from support.models import edit_config
 
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+from scoremode.schemes.modelopt import Modules
+
 E4M3 = torch.float8_e4m3fn
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -158,35 +160,57 @@ def write_file(folder: Path, fields: dict[str, Any]) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(fields))
 
 
+def quantize(weight: torch.Tensor, algorithm: str) -> Tensors:
+    """Suffix → tensor; `dense` is the effective weight in bfloat16."""
+    stored = FORMATS[algorithm].store(weight)
+    return stored | {"dense": FORMATS[algorithm].weight(stored, torch.bfloat16)}
+
+
 def make_pair(
     folder: Path, name: str, algorithm: str, *, alone: bool = False, **fields: Any
-) -> tuple[Path, Path]:
+) -> Pair:
     """A random bfloat16 model, its linears quantized where they have whole groups; and a dense one of
     what they stand for. `alone`: with the older file, and config.json that says nothing."""
-    packed, dense = folder / "packed", folder / "dense"
-    for target in (packed, dense):
-        make_checkpoint(target, name, dtype=torch.bfloat16)
-    form, excluded = FORMATS[algorithm], ["lm_head"]
 
-    def is_quantized(key: str, weight: torch.Tensor) -> bool:
-        return LINEAR.search(key) is not None and weight.shape[1] % form.columns == 0
+    def fits(weight: torch.Tensor) -> bool:
+        return weight.shape[1] % FORMATS[algorithm].columns == 0
 
-    def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            if not is_quantized(key, tensors[key]):
-                excluded.append(key.removesuffix(".weight"))
-                continue
-            stored = form.store(tensors.pop(key))
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
-
-    def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if is_quantized(key, tensors[key])]:
-            tensors[key] = form.weight(form.store(tensors[key]), torch.bfloat16)
-
-    edit_tensors(packed, pack)
-    edit_tensors(dense, decode)
+    pair = family.make_pair(folder, name, lambda w: quantize(w, algorithm), {}, fits=fits)
+    weights = load_file(pair[0] / "model.safetensors")
+    left = [n for n, w in weights.items() if "_proj" in n and w.dtype == torch.bfloat16]
+    excluded = ["lm_head", *(name.removesuffix(".weight") for name in left)]
+    said = None if alone else config(algorithm, *excluded, **fields)
+    edit_config(pair[0], quantization_config=said)
     if alone:
-        write_file(packed, file(algorithm, *excluded, **fields))
-    else:
-        edit_config(packed, quantization_config=config(algorithm, *excluded, **fields))
-    return packed, dense
+        write_file(pair[0], file(algorithm, *excluded, **fields))
+    return pair
+
+
+_INPUTS = {
+    **dict.fromkeys(("NVFP4", "NVFP4_AWQ"), "float4 group 16 local"),
+    **dict.fromkeys(("FP8", "W4A8_AWQ"), "float8 tensor static"),
+    "FP8_PER_CHANNEL_PER_TOKEN": "float8 token",
+    "MXFP8": "float8 group 32 ue8m0",
+}
+
+
+def case(algorithm: str) -> Case:
+    return Case(
+        algorithm,
+        lambda w: quantize(w, algorithm),
+        config(algorithm, "lm_head"),
+        FORMATS[algorithm].label,
+        _INPUTS.get(algorithm),
+        ("llama", "qwen3_moe", "deepseek_v3"),
+        ("bfloat16",),
+        shape=(256, 384),
+    )
+
+
+FAMILY = Family(
+    Modules,
+    config("FP8"),
+    tuple(map(case, FORMATS)),
+    pair=lambda folder, name, case: make_pair(folder, name, case.name),
+    spare=listed("ignore"),
+)

@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import torch
+from support.family import Family
 from support.models import edit_config, edit_tensors, make_checkpoint
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from scoremode.schemes.mxfp4 import Modules
 
 Tensors = dict[str, torch.Tensor]
 PROJECTION = re.compile(r"\.experts\.(gate_up|down)_proj$")
@@ -67,3 +70,22 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
     edit_tensors(dense, decode)
     edit_config(packed, quantization_config=CONFIG)
     return packed, dense
+
+
+FAMILY = Family(
+    Modules,
+    {"quant_method": "mxfp4"},
+    not_decoded=(
+        ({"dequantize": True}, "dequantize True"),
+        ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
+        ({"global_quant_config": {"weight": 1}}, "global_quant_config {'weight': 1}"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
+        ({"activation_scheme": "static"}, "activation_scheme 'static'"),
+    ),
+    not_understood=tuple(
+        [
+            ({"modules_to_not_convert": value}, "modules_to_not_convert")
+            for value in ("lm_head", [1], {}, ["("])
+        ]
+    ),
+)

@@ -1,14 +1,16 @@
 """Checkpoints of AMD Quark made by plain torch, and the dense ones of the same weights."""
 
-import re
+import fnmatch
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.models import edit_config, edit_tensors, make_checkpoint
+from support import family
+from support.family import Case, Config, Family, Input, Pair, Tensors, listed
 
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+from scoremode.schemes.quark import Modules
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -108,23 +110,125 @@ def _in_words(exact: torch.Tensor, *, signed: bool) -> Tensors:
     }
 
 
-def make_pair(folder: Path, name: str, kind: str, **others: Any) -> tuple[Path, Path]:
-    """A random bfloat16 model, its linears quantized; and a dense one of what they stand for."""
-    packed, dense = folder / "packed", folder / "dense"
-    for target in (packed, dense):
-        make_checkpoint(target, name, dtype=torch.bfloat16)
+def _layer(module: str, config: dict[str, Any]) -> dict[str, Any]:
+    layers = config.get("layer_quant_config") or {}
+    if module in layers:
+        return layers[module]
+    found = (layer for name, layer in layers.items() if fnmatch.fnmatchcase(module, name))
+    layer = next(found, config["global_quant_config"])
+    return {"input_tensors": None} | (layer or {})
 
-    def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            stored = quantize(tensors.pop(key), kind)
-            del stored["dense"]
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
 
-    def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
-            tensors[key] = quantize(tensors[key], kind)["dense"]
+def weight_of(stored: Tensors, module: str, config: Config, *_: Any) -> torch.Tensor:
+    weight, scale = stored["weight"], stored["weight_scale"]
+    if weight.dtype == torch.int32:
+        dtype = _layer(module, config)["weight"]["dtype"]
+        shuffled = config["export"].get("pack_method") != "order"
+        places = (0, 2, 4, 6, 1, 3, 5, 7) if shuffled else range(8)
+        size = len(weight) // len(scale)
+        # Those of symmetric weights need not be stored.
+        packed = stored.get("weight_zero_point", torch.zeros_like(weight[::size]))
+        codes, zeros = (_outputs(t, places, dtype) for t in (weight, packed))
+        differences = codes - zeros.repeat_interleave(size, dim=0)
+        return (differences * scale.float().repeat_interleave(size, dim=0)).T.contiguous()
+    if weight.dtype == torch.uint8:
+        codes = torch.stack((weight & 15, weight >> 4), 2).flatten(1).long()
+        values = torch.cat((E2M1, -E2M1))[codes]
+        power = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
+        # An all-ones exponent is no number.
+        power[scale.view(torch.uint8) == 255] = torch.inf
+        # Its quantizer pads a last group that is short.
+        spread = power.repeat_interleave(32, 1)[:, : values.shape[1]]
+        return (values * spread).bfloat16().float()
+    scale = scale.float()
+    return weight.float() * (scale.view(-1, 1) if scale.numel() > 1 else scale.reshape(1, 1))
 
-    edit_tensors(packed, pack)
-    edit_tensors(dense, decode)
-    edit_config(packed, quantization_config=config(kind, **others))
-    return packed, dense
+
+def _outputs(words: torch.Tensor, places: Iterable[int], dtype: str) -> torch.Tensor:
+    """float32 [n, outputs] of [n, words]: the k-th code of a word is that of output `places[k]`."""
+    values = torch.empty(len(words), words.shape[1], 8)
+    for k, place in enumerate(places):
+        code = words >> 4 * k & 15
+        values[:, :, place] = (code - 16 * (code > 7) if dtype == "int4" else code).float()
+    return values.flatten(1)
+
+
+def input_of(stored: Tensors, module: str, config: Config, metadata: Any) -> Input | None:
+    spec = _layer(module, config)["input_tensors"]
+    if spec is None:
+        return None
+    kind, bits = {"fp8_e4m3": ("float", 8), "int8": ("int", 8), "fp4": ("float", 4)}[spec["dtype"]]
+    by = {"per_tensor": "tensor", "per_channel": "token", "per_group": "group"}[spec["qscheme"]]
+    size = spec["group_size"] if by == "group" else None
+    return bits, kind, by, True, bool(spec.get("is_dynamic")), size
+
+
+def of_weight(**fields) -> dict:
+    return {"global_quant_config": {"weight": KINDS["ptpc"][0] | fields}}
+
+
+def make_pair(folder: Path, name: str, kind: str, **others: Any) -> Pair:
+    return family.make_pair(folder, name, lambda w: quantize(w, kind), config(kind, **others))
+
+
+_LABELS = {
+    "fp8": ("FP8", "float8 tensor static"),
+    "ptpc": ("FP8_DYNAMIC", "float8 token"),
+    "int8": ("W8A8 channel", "int8 token"),
+    "mxfp4": ("MXFP4", "float4 group 32"),
+    "mxfp4 weights": ("MXFP4A16", None),
+    "int4": ("W4A16 g32", None),
+    "uint4": ("W4A16 g32 asym", None),
+}
+
+
+def case(kind: str) -> Case:
+    models = ("qwen3_moe" if kind == "int8" else "llama",)
+    return Case(kind, lambda w: quantize(w, kind), config(kind), *_LABELS[kind], models)
+
+
+FLOAT8, INT4 = spec("fp8_e4m3", "per_tensor"), KINDS["int4"][0]
+FAMILY = Family(
+    Modules,
+    config("fp8"),
+    tuple(case(kind) for kind in KINDS),
+    spare=listed("exclude"),
+    claims=True,
+    weight=weight_of,
+    input=input_of,
+    not_decoded=(
+        (of_weight(dtype="uint4"), "weight, symmetric True"),
+        (of_weight(dtype="int3"), "weight, dtype 'int3'"),
+        (of_weight(zero_point_type="float32"), "weight, zero_point_type 'float32'"),
+        ({"export": {"pack_method": "other"}}, "pack_method 'other'"),
+        ({"global_quant_config": {"input_tensors": INT4}}, "input_tensors, dtype 'int4'"),
+        (of_weight(ch_axis=1), "weight, ch_axis 1"),
+        (of_weight(symmetric=False), "weight, symmetric False"),
+        (of_weight(scale_format="e5m3"), "weight, scale_format 'e5m3'"),
+        (of_weight(dtype="fp4", qscheme="per_group", ch_axis=-1), "ch_axis -1 and group_size None"),
+        ({"layer_type_quant_config": {"Embedding": {}}}, "layer_type_quant_config {"),
+        ({"softmax_quant_spec": {"dtype": "fp8_e4m3"}}, "softmax_quant_spec {"),
+        ({"export": {"weight_format": "fake_quantized"}}, "weight_format 'fake_quantized'"),
+        ({"global_quant_config": {"weight": [FLOAT8] * 2}}, "global_quant_config, weight [{"),
+        (
+            {"global_quant_config": {"output_tensors": FLOAT8}},
+            "global_quant_config, output_tensors 'float8 tensor static'",
+        ),
+        ({"global_quant_config": {"bias": {"dtype": "int8"}}}, "bias {'dtype': 'int8'}"),
+        ({"export": None}, "out export (Quark before 1.0)"),
+    ),
+    not_understood=(
+        (of_weight(ch_axis="0"), "ch_axis '0' is not an integer"),
+        (of_weight(is_dynamic=True), "weights with dynamic scales"),
+        (of_weight(is_dynamic=1), "is_dynamic 1 is not true or false"),
+        ({"exclude": "lm_head"}, "exclude 'lm_head' is not a list of names"),
+        ({"layer_quant_config": {"a": 4}}, "layer_quant_config, a 4 is not an object"),
+        ({"layer_quant_config": True}, "layer_quant_config True is not an object"),
+        ({"kv_cache_quant_config": [1]}, "kv_cache_quant_config [1] is not an object"),
+        ({"global_quant_config": []}, "global_quant_config [] is not an object"),
+        *(
+            (of_weight(qscheme="per_block", block_size=size), "is not rows and columns")
+            for size in (None, [128], [0, 128], "128x128")
+        ),
+    ),
+)

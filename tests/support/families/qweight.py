@@ -1,17 +1,16 @@
 """Checkpoints of AWQ, GPTQ and AutoRound, packed bit by bit, and dense ones of the same weights."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from support import family
 from support.families.packed_experts import TRANSPOSED, unroll
-from support.models import edit_config, edit_tensors, make_checkpoint
+from support.family import LINEAR, Pair, Tensors
 
-Tensors = dict[str, torch.Tensor]
-LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+__all__ = ["LINEAR"]
 # Outputs of a word of AWQ's, from its lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 MULTIPLES = {32: 4, 64: 2}
@@ -113,34 +112,25 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tenso
     return tensors, less * scales[group_of].T
 
 
-def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> tuple[Path, Path]:
+def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> Pair:
     """A random float16 model with its linears packed, and a dense one of what they stand for; experts
     are linears in both, as quantizers have them."""
-    packed_folder, dense = folder / "packed", folder / "dense"
-    for target in (packed_folder, dense):
-        make_checkpoint(target, name, dtype=torch.float16, change=_whole_words)
-        if name in TRANSPOSED:
-            edit_tensors(target, unroll)
 
-    def packed_ones(tensors: Tensors) -> list[str]:
+    def stored(weight: torch.Tensor) -> Tensors:
+        tensors, dense = quantize(weight, recipe)
+        return tensors | {"dense": dense}
+
+    return family.make_pair(
+        folder,
+        name,
+        stored,
+        config,
+        dtype=torch.float16,
+        change=_whole_words,
+        prepare=unroll if name in TRANSPOSED else None,
         # Words of gemv_fast come for 64 inputs.
-        whole = 64 if recipe.order == "gemv_fast" else 1
-        names = [key for key in tensors if LINEAR.search(key)]
-        return [name for name in names if tensors[name].shape[1] % whole == 0]
-
-    def pack(tensors: Tensors) -> None:
-        for key in packed_ones(tensors):
-            stored, _ = quantize(tensors.pop(key), recipe)
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
-
-    def decode(tensors: Tensors) -> None:
-        for key in packed_ones(tensors):
-            tensors[key] = quantize(tensors[key], recipe)[1]
-
-    edit_tensors(packed_folder, pack)
-    edit_tensors(dense, decode)
-    edit_config(packed_folder, quantization_config=config)
-    return packed_folder, dense
+        fits=lambda weight: recipe.order != "gemv_fast" or weight.shape[1] % 64 == 0,
+    )
 
 
 def _whole_words(settings: dict[str, Any]) -> None:

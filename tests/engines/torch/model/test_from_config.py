@@ -7,18 +7,15 @@ import pytest
 import torch
 from support.families.bitsandbytes import make_pair as bitsandbytes_pair
 from support.families.float8_blocks import make_pair as float8_pair
-from support.families.hqq import make_pair as hqq_pair
 from support.families.mlx import make_pair as mlx_pair
 from support.families.modelopt import FORMATS
 from support.families.modelopt import make_pair as modelopt_pair
 from support.families.quark import make_pair as quark_pair
 from support.families.qweight import Recipe
 from support.families.qweight import make_pair as qweight_pair
-from support.families.torchao import make_pair as torchao_pair
 from support.models import make_checkpoint
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint, opened_config
-from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.from_config import checkpoint_by_config
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
@@ -110,39 +107,6 @@ def test_bitsandbytes(tmp_path, name, kind):
     assert headers(promised) == headers(open_checkpoint(str(packed)))
     # Records and tables are read.
     assert summarize(promised).refusals == {}
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "how"),
-    [
-        (hqq_pair, "llama", (4, 16, 1)),
-        (hqq_pair, "qwen3_moe", (3, 16, 0)),
-        (mlx_pair, "llama", (4, 32)),
-        (mlx_pair, "llama-tied", (3, 32)),
-        (quark_pair, "llama", ("fp8",)),
-        (quark_pair, "qwen3_moe", ("int8",)),
-        (quark_pair, "llama", ("mxfp4",)),
-        (torchao_pair, "llama", ("Int8",)),
-        (torchao_pair, "qwen3_moe", ("Float8", True)),
-    ],
-)
-def test_libraries_whose_configs_tell_all(tmp_path, make, name, how):
-    """What is said of the config alone is what is said of the checkpoint."""
-    packed, _ = make(tmp_path, name, *how)
-    promised, real = by_config(packed), open_checkpoint(str(packed))
-    assert headers(promised) == headers(real)
-    ours, theirs = summarize(promised), summarize(real)
-    assert ours.refusals == {} and ours.formats == theirs.formats
-    assert (ours.body_bits, ours.quantized) == (theirs.body_bits, theirs.quantized)
-    alone, whole = (
-        inspect_config(str(packed / "config.json"), device_name="cpu"),
-        inspect(str(packed), device_name="cpu"),
-    )
-    for key in ("formats", "parameters", "quantized_parameters", "arithmetic", "runs"):
-        assert alone[key] == whole[key], key
-    # A file's headers are bytes too.
-    size = sum(info.bytes for info in real.tensors.values())
-    assert alone["bytes"] == size < whole["bytes"]
 
 
 def test_modules_are_in_the_models_order(tmp_path):
