@@ -19,6 +19,7 @@ from scoremode.cli.command import Command, Found
 from scoremode.cli.finished import Compare, Merge, Report, Status
 from scoremode.cli.generate import Generate
 from scoremode.cli.inspect import Inspect
+from scoremode.cli.ladder import Ladder
 from scoremode.cli.measure import Plan
 from scoremode.cli.tasks import Tasks
 from scoremode.errors import GateNotMet, UsageError
@@ -66,6 +67,7 @@ __all__ = [
     "generate",
     "inspect",
     "kld",
+    "ladder",
     "measure",
     "merge",
     "open_run",
@@ -387,6 +389,32 @@ def attribute(model: str | Path, **keywords: Any) -> Attribution:
     found = _found(Attribute.of(model=str(model), **keywords), quiet=quiet)
     assert found.run
     return Attribution(found.value, found.document, Run(*found.run))
+
+
+@Keywords(Ladder)
+def ladder(model: str | Path, *, reference: str | Path, **keywords: Any) -> Findings:
+    """Leads from a base in float32 to a model as it is served, a step at a time (docs/ladder.md), to
+    tell whether a loss comes from the weights, the arithmetic or the engine.
+
+    - `reference`: the base: a model's folder, a GGUF file or a hub id.
+    - `limit`: windows of the text that are scored, the first 32 by default.
+    - `vllm_python`: the interpreter that has vLLM, if not this one; `skip`: steps to leave out.
+    - `output`: the ladder's folder; the same call goes on where a killed one was.
+
+    In the document `steps` says what became of each step, and `findings` has the `verdict`, and in
+    `steps` each one against the step before and against the top, with its share and its `alarm`. A step
+    that fails raises nothing, nor does an alarm. A script that has vLLM's steps needs the guard `if
+    __name__ == "__main__"`. Raises ScoremodeError where the base can't be measured; GateNotMet where
+    the last step misses a gate, when all is done.
+    """
+    quiet = keywords.pop("quiet", False)
+    asked = {"reference": str(reference), **keywords}
+    found = _found(Ladder.of(model=str(model), **asked), quiet=quiet)
+    missed = [gate for gate in found.value.get("gates", ()) if not gate["met"]]
+    if missed:
+        said = "; ".join(f"{gate['name']}={gate['limit']:g}: {gate['value']:.6g}" for gate in missed)
+        raise GateNotMet(f"{found.value['folder']}: gate not met: {said}")
+    return Findings(found.value, found.document)
 
 
 @Keywords(_Planned)

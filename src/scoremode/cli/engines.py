@@ -79,6 +79,7 @@ def torch_options(spec: Engine) -> "TorchOptions":
         memory_share=spec.gpu_memory_utilization,
         batch_windows=spec.batch_size,
         place=None if spec.placement == "auto" else spec.placement,
+        attention=spec.attention,
         trust_remote_code=spec.trust_remote_code,
     )
 

@@ -31,7 +31,9 @@ __all__ = ["Compare", "Merge", "Report", "Show", "Status"]
 
 
 class _Run(Flags):
-    folder: Flag[str | Path, Path] = Flag("a run's folder", "RUN", read=Path, positional=True)
+    folder: Flag[str | Path, Path] = Flag(
+        "a run's folder, or a ladder's", "RUN", read=Path, positional=True
+    )
     worst: Number = Flag(
         "show the N targets with the largest KLD, and their text", "N", read=count_of
     )
@@ -65,8 +67,13 @@ class Show(_Run, Margin, Table, Gates, Command):
 
     def run(self, session: Session) -> int:
         from scoremode.results.folders.finished import open_run, read_verified
+        from scoremode.results.ladder import is_ladder
         from scoremode.results.record.sections import remade
 
+        if is_ladder(self.folder):
+            from scoremode.cli.ladder import show_ladder
+
+            return show_ladder(self, session)
         gates, found = gates_of(self), open_run(self.folder)
         for asked, flag in (
             (bool(gates), "a gate on KLD, ratio or top-1"),

@@ -41,6 +41,7 @@ GROUPS = {
     "publish": {"card": "card", "check": "audit"},
     "understand": {
         "attribute": "attribute",
+        "ladder": "ladder",
         "inspect": "inspect",
         "plan": "measure",
         "verify": "audit",

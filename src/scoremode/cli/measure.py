@@ -97,7 +97,17 @@ class _Several(
     )
 
 
-class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement):
+class _KeptToo(Flags, part="output", group=OUTPUT):
+    keep: Switch = Flag(
+        "also keep the model's final states, so that the run itself can be a BASE; DIR is then its own "
+        "folder",
+        switch=True,
+        in_sweep=False,
+        in_memory=False,
+    )
+
+
+class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, _KeptToo, Measurement):
     called = "kld"
     model = _OR_KEPT
     margin = Margin.margin.but(group=COMPARISON)
@@ -152,6 +162,7 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
             confident=self.confident,
             swaps=swaps_in(self.swap, self.keep_dense, self.reference, self.reference_revision),
             gates=gates_of(self),
+            keep="stored" if self.keep else None,
         )
 
     def run(self, session: Session) -> int:
@@ -190,6 +201,8 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
         for flag, given in (("--keep-dense", self.keep_dense), ("--swap", self.swap)):
             if given:
                 raise UsageError(f"{flag} {given[0]}: takes one MODEL, and several are given")
+        if self.keep:
+            raise UsageError("--keep: takes one MODEL, and several are given")
         pair = self.request(session)
         request = sweep_of(self, [pair], session)
         if self.dry_run:

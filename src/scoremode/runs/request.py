@@ -88,8 +88,8 @@ class Request:
     - `confident`: the probability above which the base is sure of a token, for the record.
     - `noise_floor`: what to change when the base is run once more, against itself.
     - `gates`: limits that the comparison is held against, for the record.
-    - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
-      or left in the checkpoint.
+    - `keep`: make the run a reference, also one that is compared with another: its own folder is
+      `output` then, and the head is stored there or left in the checkpoint.
     - `calibration`: a text that is looked for in the scored one.
     - `shard`: score its passes alone, for `results.shards` to make a run of.
     - `judge`: of a corpus of requests, what makes the tasks' metrics of their answers.
@@ -193,6 +193,11 @@ def check_request(request: Request) -> None:
     to stop by that is none."""
     check_stopping(request)
     check_sharding(request)
+    if request.keep is not None and request.captures_base:
+        raise UsageError(
+            f"--keep: with --engine vllm the base runs first: keep it with scoremode reference "
+            f"{request.reference}, and give that as --reference"
+        )
     asked = {"--stop-when": request.protocol.stop_when, "--shard": request.shard}
     for flag, value in asked.items():
         if value is not None and request.captures_base:

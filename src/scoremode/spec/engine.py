@@ -133,6 +133,15 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         engine="torch",
         refusal="vLLM's kernels decide for themselves",
     )
+    attention: Flag[Literal["sdpa", "eager"] | None, Any] = Flag(
+        "compute attention by this backend of transformers (default: the first that the model has)",
+        choices=("sdpa", "eager"),
+        group=TORCH,
+        moves_score=True,
+        in_memory=False,
+        engine="torch",
+        refusal="is for --engine torch; vLLM takes --engine-arg attention_backend=",
+    )
     kv_scales: Place = Flag(
         "take each layer's k_scale and v_scale from this safetensors file, for formats with one "
         "scale per tensor or head (default: measure them on the text's first windows)",

@@ -15,6 +15,7 @@ from typing import IO, Any
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.lib.files import write_text
 from scoremode.results.folders.store import RECORD, read_record
+from scoremode.results.ladder import read_ladder, step_folders
 from scoremode.results.record.checks import undone
 
 # A sweep's output holds runs, a demo's a folder of runs.
@@ -36,7 +37,8 @@ def run_folders(
     - `unfinished`: takes those in a folder that aren't done, too.
 
     A folder is searched two levels deep, never inside a run. In a folder with runs against a base, kept
-    references are left out: what they measured is in those runs.
+    references are left out: what they measured is in those runs. Of a ladder's folder they are the runs
+    of its steps against the top.
 
     Raises RunFolderError for a path that is neither a run nor holds one, UsageError for a run that is
     named twice.
@@ -70,6 +72,8 @@ def _held(path: Path, notify: Callable[[str], None], unfinished: bool) -> list[P
     if not os.path.isdir(path):  # noqa: PTH112
         there = os.path.lexists(path)
         raise RunFolderError(f"{path}: {'is no folder' if there else 'is not there'}")
+    if not unfinished and (ladder := read_ladder(path)) and (steps := step_folders(path, ladder)):
+        return steps
     records: dict[Path, dict[str, Any]] = {}
     left: list[str] = []
     for folder in _search(path, _DEPTH, left):

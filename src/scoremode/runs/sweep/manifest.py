@@ -91,18 +91,19 @@ class Manifest(TypedDict):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Makes the folder, and holds it: raises RunFolderError while another sweep writes into it."""
+def held(folder: Path, what: str = "sweep") -> Iterator[None]:
+    """Makes the folder of a sweep, or of `what`, and holds it: raises RunFolderError while another one
+    writes into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be a sweep's folder: {error.strerror}") from None
+        raise RunFolderError(f"{folder}: cannot be a {what}'s folder: {error.strerror}") from None
     try:
         try:
             take(descriptor)
         except BlockingIOError:
-            raise RunFolderError(f"{folder}: another sweep is writing into it") from None
+            raise RunFolderError(f"{folder}: another {what} is writing into it") from None
         yield
     finally:
         os.close(descriptor)

@@ -1,0 +1,446 @@
+"""A ladder read back: its manifest, `ladder.json`, and what its runs say, made of them again.
+
+A ladder leads from a base in float32, the top, to what is served, a step at a time. Each step is one
+model computed one way; its run, in the folder of its name, compares it with the top, and another one,
+in `after/`, with the step before.
+
+**Shares.** A KLD is no distance, so those from step to step don't add up to the whole. What does is by
+how much each step raises the KLD against the top: the differences of neighbors are the last step's KLD
+in parts, and a part's share of it is a ratio of two means of the same blocks of text.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.errors import RunFolderError
+from scoremode.lib.files import MOST_JSON, read_regular
+from scoremode.results.comparison.comparable import require_same
+from scoremode.results.folders.finished import FinishedRun, open_whole
+from scoremode.results.folders.store import seal_of
+from scoremode.results.metrics import METRIC, log_ratio
+from scoremode.results.record.section import Metric, Section, differences, misfit
+from scoremode.results.scores import Comparison, Scores
+from scoremode.results.statistics.agreement import difference, judge, logits_of
+from scoremode.results.statistics.means import Blocks, Mean, estimates
+
+SCHEMA, SCHEMA_VERSION = "scoremode.ladder", 1
+MANIFEST = "ladder.json"
+# The base in float32, and the last step of the torch engine once more, computed otherwise.
+TOP, NOISE = "base-float32", "noise"
+# The metrics of a step, against the top and against the step before.
+SHOWN = ("kld", "tv", "top1", "ppl_ratio")
+
+Kind = Literal["rounding", "lossy"]
+Status = Literal["waiting", "running", "done", "failed", "left out"]
+# Every step behind the top, in its order: `rounding` where the same model is computed by other kernels,
+# `lossy` where what is computed is something else, so that a loss is nothing wrong.
+KINDS: dict[str, Kind] = {
+    "base": "rounding",
+    "weights": "lossy",
+    "inputs": "lossy",
+    "kv-cache": "lossy",
+    "vllm-prefill": "rounding",
+    "vllm-decode": "rounding",
+    "llama.cpp": "lossy",
+    "llama-perplexity": "rounding",
+}
+
+
+class Step(TypedDict):
+    """A step of a ladder.
+
+    - `status`: `waiting`, `running`, `done`; `failed`, which the next call tries again, or `left out`,
+      each with the `reason`, which is else None.
+    - `command`: the words of the command line that makes its run, and `python` the interpreter where
+      that is another one.
+    - `before`: the step that it was compared with, None of the top; `after`: the folder of that run,
+      relative to the manifest's; None where the step before is the top, which its own run has.
+    - `scores`, `after_scores`: sha256 of both runs' scores, None before they are done.
+    """
+
+    name: str
+    status: Status
+    reason: str | None
+    command: list[str]
+    python: str | None
+    before: str | None
+    after: str | None
+    scores: str | None
+    after_scores: str | None
+
+
+class Ladder(TypedDict):
+    """A ladder, as its last call wanted it.
+
+    - `created`: when the first call began; `updated`: when this was written; both ISO 8601, UTC.
+    - `command`: the last call's; `asked`: what two calls must share to be of one ladder.
+    - `steps`: the top first; `noise`: the last step of the torch engine once more, whose `before` that
+      step is, None where nothing is to be judged by it.
+    - `findings`: what `findings` makes of the runs; there when all steps are done that can be.
+    - `sha256`: of all the rest.
+    """
+
+    schema: str
+    schema_version: int
+    created: str
+    updated: str
+    command: list[str]
+    model: str
+    base: str
+    asked: dict[str, Any]
+    steps: list[Step]
+    noise: Step | None
+    findings: NotRequired[dict[str, Any]]
+    sha256: str
+
+
+class _Step(Section, frozen=True, kw_only=True):
+    """A step's fields as they are read."""
+
+    name: str
+    status: Status
+    reason: str | None
+    command: list[str]
+    python: str | None
+    before: str | None
+    after: str | None
+    scores: str | None
+    after_scores: str | None
+
+
+class _Manifest(Section, frozen=True, kw_only=True):
+    """A manifest's fields as they are read."""
+
+    schema: str
+    schema_version: int
+    created: str
+    command: list[str]
+    model: str
+    base: str
+    asked: dict[str, Any]
+    steps: list[_Step]
+    noise: _Step | None
+    sha256: str
+
+
+def is_ladder(folder: Path) -> bool:
+    """Tells whether a folder is a ladder's."""
+    return os.path.isfile(folder / MANIFEST)  # noqa: PTH113  Path.is_file raises for a name too long
+
+
+def read_ladder(folder: Path) -> Ladder | None:
+    """The manifest of the ladder in `folder`, None where there is none.
+
+    Raises RunFolderError for what is no manifest, or not as it was written.
+    """
+    file = folder / MANIFEST
+    if not os.path.lexists(file):
+        return None
+    try:
+        found = json.loads(read_regular(file, MOST_JSON, links=False))
+    except OSError as error:
+        raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{file}: not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise RunFolderError(f"{file}: is no ladder's manifest: remove it, or name another folder")
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{file}: is of version {found.get('schema_version')}, and this scoremode's "
+            f"{SCHEMA_VERSION}"
+        )
+    if (wrong := misfit(found, _Manifest)) or seal_of(found) != found["sha256"]:
+        why = f" ({wrong})" if wrong else ""
+        raise RunFolderError(
+            f"{file}: was changed after it was written{why}: remove the ladder's folder, and measure "
+            "again"
+        )
+    ladder = cast(Ladder, found)
+    for step in (*ladder["steps"], *([ladder["noise"]] if ladder["noise"] else ())):
+        if step["name"] not in (TOP, NOISE, *KINDS) or not _is_inside(step["after"]):
+            raise RunFolderError(f"{file}: has a step {step['name']!r}, which no ladder has")
+    return ladder
+
+
+def _is_inside(place: str | None) -> bool:
+    """Tells whether a run's place is one in the ladder's own folder."""
+    if place is None:
+        return True
+    return not Path(place).is_absolute() and ".." not in Path(place).parts
+
+
+def finished_ladder(folder: Path) -> Ladder:
+    """The ladder in `folder` with its findings, made again from its runs' scores.
+
+    Raises RunFolderError for one that isn't done, and where the manifest says something else.
+    """
+    ladder = read_ladder(folder)
+    if ladder is None:
+        raise RunFolderError(f"{folder}: is no ladder's folder")
+    if (stored := ladder.get("findings")) is None:
+        raise RunFolderError(
+            f"{folder}: is a ladder that isn't done: run its command again to go on"
+        )
+    made = findings(folder, ladder)
+    for found in differences("findings", stored, made, {"ci95", "note"}, of="its runs"):
+        raise RunFolderError(f"{folder / MANIFEST}: {found.words}")
+    return {**ladder, "findings": made}
+
+
+def step_folders(folder: Path, ladder: Ladder) -> list[Path]:
+    """The runs of all steps behind the top that are done, each against the top."""
+    return [folder / s["name"] for s in ladder["steps"][1:] if s["status"] == "done"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rung:
+    """A step that is done: its run against the top, and the one against the step before."""
+
+    step: Step
+    run: FinishedRun
+    scores: Scores
+    extras: Mapping[str, NDArray]
+    after: Scores
+
+    @property
+    def top(self) -> Comparison:
+        assert self.scores.against is not None
+        return self.scores.against
+
+    @property
+    def before(self) -> Comparison:
+        assert self.after.against is not None
+        return self.after.against
+
+
+def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
+    """What a ladder's runs say; plain JSON.
+
+    - `verdict`: a sentence; `steps`: those that are done behind the top, a line each; `noise`: of the
+      computation that they are judged by, None without one.
+    - `intervals`: the blocks that all intervals are from.
+
+    Raises RunFolderError where a run is not the one that the ladder made.
+    """
+    rungs = [_rung(folder, s) for s in ladder["steps"][1:] if s["status"] == "done"]
+    if not rungs:
+        raise RunFolderError(f"{folder}: no step of this ladder behind the top is done")
+    top = _opened(folder, TOP, ladder["steps"][0]["scores"])[:2]
+    models = [top[0], *(rung.run for rung in rungs)]
+    for number, other in enumerate(models[1:], 1):
+        require_same(top[0], other)
+        for earlier in models[:number]:
+            _check_same_files(earlier, other)
+    noise = None
+    if (step := ladder["noise"]) is not None and step["status"] == "done":
+        noise = _opened(folder, str(step["after"]), step["after_scores"])
+        require_same(rungs[0].run, noise[0])
+    first = rungs[0].run
+    columns = {f"kld {r.step['name']}": r.top.kld for r in rungs}
+    columns |= {f"kld after {r.step['name']}": r.before.kld for r in rungs}
+    columns |= {f"nll {r.step['name']}": log_ratio(r.after, r.before) for r in rungs}
+    chosen = first.places.chosen(columns, first.record.protocol.context_length, first.weights)
+    blocks = first.places.blocks(chosen.tokens, first.weights)
+    metrics = estimates(_means(rungs, noise, blocks), blocks.length)
+    lines: list[dict[str, Any]] = []
+    before, name = top, TOP
+    for rung in rungs:
+        alarm = alarm_of(before, rung)
+        lines.append({**_line(rung, name, metrics), "alarm": alarm})
+        before, name = (rung.run, rung.scores), rung.step["name"]
+    found = {
+        "steps": lines,
+        "noise": None
+        if noise is None or ladder["noise"] is None
+        else _noise_line(ladder["noise"], noise[0], metrics),
+        "intervals": chosen.to_json(blocks.filled),
+        "plan": first.record.document["plan"],
+        "protocol": first.record.document["protocol"],
+        "corpus": first.record.document["corpus"],
+    }
+    failed = [step["name"] for step in ladder["steps"] if step["status"] == "failed"]
+    return {"verdict": verdict_of(found, failed), **found}
+
+
+def _rung(folder: Path, step: Step) -> _Rung:
+    run, scores, extras = _opened(folder, step["name"], step["scores"])
+    after = scores
+    if step["after"] is not None:
+        other, after, _ = _opened(folder, step["after"], step["after_scores"])
+        require_same(run, other)
+    return _Rung(step, run, scores, extras, after)
+
+
+def _opened(
+    folder: Path, name: str, sha256: str | None
+) -> tuple[FinishedRun, Scores, Mapping[str, NDArray]]:
+    """A run of the ladder, if its scores have this sha256 and are against a base."""
+    run, scores, extras = open_whole(folder / name)
+    if run.record.scores.sha256 != sha256:
+        raise RunFolderError(
+            f"{folder / name}: is another run than the ladder made: its scores have the sha256 "
+            f"{run.record.scores.sha256[:12]}…, and {MANIFEST} has {str(sha256)[:12]}…"
+        )
+    if (scores.against is None) != (name == TOP):
+        raise RunFolderError(f"{folder / name}: has no base, or is the top and has one")
+    return run, scores, extras
+
+
+def _check_same_files(one: FinishedRun, other: FinishedRun) -> None:
+    """Raises RunFolderError where two steps are of one model, and its files changed in between."""
+    first, second = one.record.checkpoint, other.record.checkpoint
+    if first.path == second.path and first.files != second.files:
+        raise RunFolderError(
+            f"{other.folder}: {second.path} has changed since {one.folder} was measured"
+        )
+
+
+def _means(
+    rungs: Sequence[_Rung],
+    noise: tuple[FinishedRun, Scores, Mapping[str, NDArray]] | None,
+    blocks: Blocks,
+) -> dict[tuple[str, str, str], Mean]:
+    """Step, `top` or `before` or `added`, and metric → mean."""
+    found: dict[tuple[str, str, str], Mean] = {}
+
+    def add(key: tuple[str, str, str], mean: Mean | None) -> None:
+        if mean is not None:
+            found[key] = mean
+
+    sides = [(r.step["name"], of, s) for r in rungs for of, s in (("top", r.scores), ("before", r.after))]
+    if noise is not None:
+        sides.append((NOISE, "before", noise[1]))
+    for name, of, scores in sides:
+        assert scores.against is not None
+        for key in SHOWN:
+            spec = METRIC[key]
+            assert spec.column is not None
+            column = spec.column(scores, scores.against)
+            assert column is not None
+            mean = blocks.mean(column)
+            add((name, of, key), mean if mean is None or spec.then is None else mean.through(spec.then))
+    last = rungs[-1].top.kld
+    earlier = np.zeros_like(last)
+    for rung in rungs:
+        added = rung.top.kld - earlier
+        add((rung.step["name"], "added", "kld"), blocks.mean(added))
+        add((rung.step["name"], "added", "share"), blocks.mean(added, per=last))
+        earlier = rung.top.kld
+    return found
+
+
+def _line(
+    rung: _Rung, before: str, metrics: Mapping[tuple[str, str, str], Metric]
+) -> dict[str, Any]:
+    """A step's line, but for its alarm."""
+    name, record = rung.step["name"], rung.run.record
+    said = {of: {key: metrics[name, of, key].to_json() for key in SHOWN} for of in ("top", "before")}
+    added = {key: m.to_json() for key in ("kld", "share") if (m := metrics.get((name, "added", key)))}
+    engine = record.document["engine"]
+    return {
+        "step": name,
+        "kind": KINDS[name],
+        "before": before,
+        "model": record.checkpoint.source,
+        "engine": {k: engine.get(k) for k in ("engine", "dtype", "arithmetic", "kv_cache_dtype")},
+        "against_before": said["before"],
+        "against_top": said["top"],
+        "added": {"share": None, **added},
+    }
+
+
+def _noise_line(
+    step: Step, run: FinishedRun, metrics: Mapping[tuple[str, str, str], Metric]
+) -> dict[str, Any]:
+    engine = run.record.document["engine"]
+    return {
+        "before": step["before"],
+        "engine": {k: engine.get(k) for k in ("dtype", "attention")},
+        "against_before": {key: metrics[NOISE, "before", key].to_json() for key in SHOWN},
+    }
+
+
+def alarm_of(before: tuple[FinishedRun, Scores], rung: _Rung) -> dict[str, Any] | None:
+    """What is wrong with a step beside the one before, in `words`; None where nothing is."""
+    if KINDS[rung.step["name"]] == "lossy":
+        return None
+    engines = before[0].record.document["engine"], rung.run.record.document["engine"]
+    context = rung.run.record.protocol.context_length
+    found = difference(rung.scores, before[1], context, rung.run.weights, rung.run.places)
+    order = ("float32", "float16", "bfloat16").index
+    ran = [(engine.get("activations") or {}).get("ran") for engine in engines]
+    verdict = judge(
+        found,
+        compute=max((e["dtype"] for e in engines), key=order),
+        logits=max(map(logits_of, engines), key=order),
+        activations=ran[1],
+        reference=ran[0],
+    )
+    return None if verdict.agrees else {"words": verdict.words}
+
+
+def verdict_of(found: Mapping[str, Any], failed: Sequence[str]) -> str:
+    """A sentence on where the loss comes from, the alarms first; `failed`: steps that are missing."""
+    steps = found["steps"]
+    last = steps[-1]
+    alarms = [f"incomplete, since {_listed(failed)} failed"] if failed else []
+    alarms += [f"alarm at {s['step']}: {s['alarm']['words']}" for s in steps if s["alarm"]]
+    return "; ".join([*alarms, _where(steps, last, found["noise"])])
+
+
+def _where(
+    steps: Sequence[Mapping[str, Any]], last: Mapping[str, Any], noise: Mapping[str, Any] | None
+) -> str:
+    total = last["against_top"]["kld"]
+    whole = f"the KLD of {total['value']:.4g} nats"
+    quiet = [s["step"] for s in steps if s["kind"] == "rounding" and not s["alarm"]]
+    if total["value"] <= 0:
+        return f"{last['step']} predicts exactly what the base in float32 does"
+    if noise is not None and total["value"] <= noise["against_before"]["kld"]["value"]:
+        return f"{whole} is no more than rounding makes of this model"
+    parts = sorted((s for s in steps if _is_there(s)), key=lambda s: -s["added"]["share"]["value"])
+    if not parts:
+        return f"{whole} comes from no step that this text tells from chance"
+    named, sum_ = [], 0.0
+    for part in parts:
+        if sum_ >= _MOST:
+            break
+        named.append(part)
+        sum_ += part["added"]["share"]["value"]
+    said = f"{_share(named[0], whole)} comes from {named[0]['step']}"
+    said += "".join(f", {_share(part)} from {part['step']}" for part in named[1:])
+    leading = {part["step"] for part in named}
+    if rest := [name for name in quiet if name not in leading]:
+        add = "adds" if len(rest) == 1 else "add"
+        said += f"; {_listed(rest)} {add} nothing that rounding does not explain"
+    return said
+
+
+# Steps are named until they make so much of the whole.
+_MOST = 0.9
+
+
+def _is_there(step: Mapping[str, Any]) -> bool:
+    """Tells whether a step raises the KLD against the top, beyond chance where there is an interval."""
+    added, share = step["added"]["kld"], step["added"]["share"]
+    low = added["value"] if added["ci95"] is None else added["ci95"][0]
+    return share is not None and low > 0
+
+
+def _share(step: Mapping[str, Any], of: str = "") -> str:
+    share = step["added"]["share"]
+    said = f"{100 * share['value']:.3g} %"
+    if share["ci95"] is not None:
+        said += f" [{100 * share['ci95'][0]:.3g}, {100 * share['ci95'][1]:.3g}]"
+    return f"{said} of {of}" if of else said
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,288 @@
+"""A ladder step by step: each is scored once, against the top, and its states are kept until the next
+step has been compared with it.
+
+What is done is in the manifest, `ladder.json`, which is written whole at every step, so that a killed
+ladder goes on where it was, in the middle of a run too.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from scoremode.errors import RunFolderError, ScoremodeError, line_of
+from scoremode.lib.files import remove_folder, write_text
+from scoremode.lib.json import json_text
+from scoremode.results.folders.store import HEAD, RECORD, STATES, TOKENS, RunFolder, seal_of
+from scoremode.results.ladder import (
+    MANIFEST,
+    NOISE,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TOP,
+    Ladder,
+    Step,
+    findings,
+    read_ladder,
+)
+from scoremode.results.record.checks import check_done, checked_record
+from scoremode.results.record.definition import Done
+from scoremode.results.record.section import first_difference
+from scoremode.results.record.sections import now
+from scoremode.runs.ladder.steps import (
+    LadderRequest,
+    Plan,
+    Planned,
+    after_words,
+    noise_words,
+    plan_ladder,
+)
+from scoremode.runs.sweep.manifest import held, placed
+from scoremode.startup.warmup import check_installation
+
+
+@dataclass(frozen=True)
+class Work:
+    """One command line of a ladder, to be run.
+
+    - `words`: without the program's name; `title`: what it is, for the user.
+    - `engine`: whose process it needs; `python`: the interpreter, None for this one.
+    """
+
+    words: tuple[str, ...]
+    title: str
+    engine: str = "torch"
+    python: Path | None = None
+
+
+# Makes the run of a command line, or goes on with it, and returns its folder. Raises ScoremodeError.
+Runner = Callable[[Work], Path]
+
+
+def run_ladder(
+    request: LadderRequest, run: Runner, *, notify: Callable[[str], None] = lambda _: None
+) -> Ladder:
+    """Makes all steps that can be made and are not there yet; the manifest, with its findings.
+
+    A step that fails is noted, and the next one is compared with the one before it. `notify` gets a line
+    for each step that ends. Raises ScoremodeError where the top can't be made, or nothing behind it.
+    """
+    check_installation()
+    plan = plan_ladder(request)
+    with held(request.output, "ladder"):
+        climb = _Climb(request, plan, run, notify)
+        climb.all_steps()
+        return climb.finished()
+
+
+class _Climb:
+    """A ladder on its way."""
+
+    def __init__(
+        self, request: LadderRequest, plan: Plan, run: Runner, notify: Callable[[str], None]
+    ):
+        self._request, self._plan, self._run, self._notify = request, plan, run, notify
+        self._folder = request.output
+        earlier = read_ladder(request.output)
+        if earlier is not None:
+            _check_same(request.output, earlier, plan.asked)
+        known = {s["name"]: s for s in earlier["steps"]} if earlier else {}
+        self._ladder: Ladder = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "created": now() if earlier is None else earlier["created"],
+            "updated": now(),
+            "command": list(request.command),
+            "model": request.model,
+            "base": request.base,
+            "asked": plan.asked,
+            "steps": [_step(planned, request, known.get(planned.name)) for planned in plan.steps],
+            "noise": None,
+            "sha256": "",
+        }
+        noise = earlier and earlier["noise"]
+        if noise and noise["status"] == "done" and noise["before"] == plan.noise_of:
+            self._ladder["noise"] = noise
+        self._write()
+
+    def all_steps(self) -> None:
+        """Makes what is missing, each step when the one before is there."""
+        before: str | None = None
+        for planned in self._plan.steps:
+            step = self._of(planned.name)
+            if planned.left_out is not None:
+                continue
+            try:
+                self._make(planned, step, before)
+            except ScoremodeError as error:
+                if planned.name == TOP:
+                    raise
+                step.update(status="failed", reason=line_of(error))
+                self._write()
+                self._notify(f"{planned.name}: error: {step['reason']}")
+                continue
+            self._drop_before(before)
+            before = planned.name
+            if planned.name == self._plan.noise_of:
+                self._make_noise()
+        if not self._failed and not self._request.keep:
+            for planned in self._plan.chain:
+                drop_states(self._folder / planned.name)
+
+    def finished(self) -> Ladder:
+        """The manifest with its findings. Raises RunFolderError where there are none."""
+        if all(s["status"] != "done" for s in self._ladder["steps"][1:]):
+            reasons = [s["reason"] for s in self._ladder["steps"] if s["status"] == "failed"]
+            raise RunFolderError(f"no step of the ladder could be made: {reasons[0]}")
+        self._ladder["findings"] = findings(self._folder, self._ladder)
+        self._write()
+        return self._ladder
+
+    @property
+    def _failed(self) -> bool:
+        return any(step["status"] == "failed" for step in self._ladder["steps"])
+
+    def _of(self, name: str) -> Step:
+        return next(step for step in self._ladder["steps"] if step["name"] == name)
+
+    def _make(self, planned: Planned, step: Step, before: str | None) -> None:
+        """Makes a step's run, and the one that compares it with the step before."""
+        if step["status"] == "done" and step["before"] == before:
+            return
+        python = self._python(planned)
+        step.update(status="running", before=before, after=None, after_scores=None)
+        self._write()
+        for needed in dict.fromkeys(filter(None, (before and TOP, before))):
+            self._keep_again(needed)
+        record = self._scored(planned, step)
+        if "kept" not in record.document:
+            self._keep_again(planned.name)
+        if before not in (None, TOP):
+            words = after_words(self._request, planned, str(before))
+            title = f"{planned.name} against {before}"
+            folder = self._run(Work(words, title, planned.engine, python))
+            step["after"] = placed(self._folder, folder)
+            step["after_scores"] = _done(folder).scores.sha256
+        step.update(status="done", reason=None)
+        self._write()
+        if before is not None:
+            kld = record.metrics["kld"].value
+            number = self._plan.chain.index(planned)
+            of = len(self._plan.chain) - 1
+            self._notify(f"{planned.name}: KLD {kld:.4g} nats from the top ({number} of {of})")
+
+    def _scored(self, planned: Planned, step: Step) -> Done:
+        """Runs a step against the top, or finds its run."""
+        work = Work(planned.words, planned.name, planned.engine, self._python(planned))
+        record = _done(self._run(work))
+        if step["status"] == "done" and step["scores"] != record.scores.sha256:
+            raise RunFolderError(
+                f"{self._folder / planned.name}: gives other scores than before: name another folder "
+                "with -o, and measure all steps again"
+            )
+        step["scores"] = record.scores.sha256
+        return record
+
+    def _python(self, planned: Planned) -> Path | None:
+        return self._request.vllm_python if planned.engine == "vllm" else None
+
+    def _keep_again(self, name: str) -> None:
+        """Runs a step once more whose states were deleted, since another one is to be compared with
+        it."""
+        folder = self._folder / name
+        if "kept" in _done(folder).document:
+            return
+        RunFolder.open(folder).discard()
+        self._scored(next(p for p in self._plan.steps if p.name == name), self._of(name))
+
+    def _make_noise(self) -> None:
+        """Computes the last step of the torch engine otherwise, where another step is judged by it."""
+        if self._ladder["noise"] is not None:
+            return
+        words = noise_words(self._request, self._plan)
+        step = _new(NOISE, words, self._plan.noise_of)
+        folder = self._run(Work(words, f"noise: {self._plan.noise_of} computed otherwise"))
+        step["after"] = placed(self._folder, folder)
+        step["after_scores"] = _done(folder).scores.sha256
+        step["status"] = "done"
+        self._ladder["noise"] = step
+        self._write()
+
+    def _drop_before(self, before: str | None) -> None:
+        """Deletes the states of the step before: nothing is compared with them any more. Where a step
+        failed they stay, for another try."""
+        if before not in (None, TOP) and not self._failed and not self._request.keep:
+            drop_states(self._folder / str(before))
+
+    def _write(self) -> None:
+        self._ladder["updated"] = now()
+        self._ladder["sha256"] = seal_of(cast(dict[str, Any], self._ladder))
+        write_text(self._folder / MANIFEST, json_text(cast(dict[str, Any], self._ladder)))
+
+
+def _check_same(folder: Path, earlier: Ladder, asked: dict[str, Any]) -> None:
+    """Raises RunFolderError where the folder is another ladder's."""
+    if found := first_difference("", earlier["asked"], asked):
+        field, theirs, ours = found
+        raise RunFolderError(
+            f"{folder}: is another ladder, of {earlier['model']} beside {earlier['base']}: its {field} "
+            f"is {theirs}, this one's {ours}: name another folder with -o"
+        )
+
+
+def _step(planned: Planned, request: LadderRequest, earlier: Step | None) -> Step:
+    """A step as it is before it is made, or as an earlier call left it."""
+    if planned.left_out is not None:
+        return {**_new(planned.name, ()), "status": "left out", "reason": planned.left_out}
+    made = _new(planned.name, planned.words)
+    if planned.engine == "vllm" and request.vllm_python is not None:
+        made["python"] = str(request.vllm_python)
+    if earlier is None or earlier["status"] != "done":
+        return made
+    return {**earlier, "command": made["command"]}
+
+
+def _new(name: str, words: Sequence[str], before: str | None = None) -> Step:
+    return {
+        "name": name,
+        "status": "waiting",
+        "reason": None,
+        "command": list(words),
+        "python": None,
+        "before": before,
+        "after": None,
+        "scores": None,
+        "after_scores": None,
+    }
+
+
+def _done(folder: Path) -> Done:
+    return check_done(folder, checked_record(folder))
+
+
+def drop_states(folder: Path) -> None:
+    """Deletes the states, head and tokens that a finished run keeps, and what its record says of them.
+
+    A kill in between leaves a run that is whole, and files that the next call removes. Raises
+    RunFolderError.
+    """
+    if not os.path.lexists(folder / RECORD):
+        return
+    held = RunFolder.open(folder)
+    try:
+        document = checked_record(folder).document
+        if "kept" in document:
+            document = {k: v for k, v in document.items() if k != "kept"}
+            document["identity"] = {k: v for k, v in document["identity"].items() if k != "keep"}
+            held.write_record(document)
+        with suppress(FileNotFoundError):
+            remove_folder(folder / STATES, lambda name: name.endswith(".safetensors"))
+        for name in (HEAD, TOKENS):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: its states can't be removed: {error.strerror}") from None
+    finally:
+        held.drop_parts()
+        held.close()
