@@ -98,7 +98,14 @@ def series(one: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any
 
 
 def chart(kind: ChartKind, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the row's chart may be: ten points a run."""
+    """What the row's chart may be: ten points a run, of a ladder two."""
+    if kind.id == "ladder":
+        bins = [{"name": one["name"], "lower": None, "upper": None, "share": None} for one in runs]
+        steps = [
+            series(one, [float(i)] * 2, [float(one["kld"]["value"]) * f for f in (1, 0.6)])
+            for i, one in enumerate(runs)
+        ]
+        return dict(kind.chart(cast(Any, bins), cast(Any, steps)))
     scale = kind.x["scale"]
     xs = {"log": np.geomspace(1, 2000, 10), "linear": np.arange(0.05, 1, 0.1)}
     fall = np.linspace(1.6, 0.3, 10)

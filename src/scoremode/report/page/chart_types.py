@@ -9,6 +9,7 @@ files: no node, and nothing is fetched.
 """
 
 import base64
+import json
 import math
 import zlib
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,14 @@ _OPACITY = {"condition": {"test": _LIT, "value": 1}, "value": 0.13}
 _RULE_OPACITY = {"condition": {"test": _LIT, "value": 0.75}, "value": 0.08}
 # What a row says of where its name stands, in the room that there is.
 _PLACE = {key: {"expr": f"datum[room].{key}"} for key in ("dx", "dy", "align")}
+_INTERVAL = "' [' + format(datum.lower, '.3~g') + ', ' + format(datum.upper, '.3~g') + ']'"
+# A number of a line with its interval, in words.
+_SAID = {
+    "calculate": f"format(datum.y, '.3~g') + (isValid(datum.lower) ? {_INTERVAL} : '')",
+    "as": "said",
+}
+# What a step of a ladder is compared with, in the order of a row's values.
+RUNGS = ("the base in float32", "the step before")
 # Marks of a run's row in the chart of percentiles.
 PERCENTILES = ("median", "mean", "99 %", "99.9 %", "largest")
 _PERCENTILE_SHAPES = ("square", "circle", "triangle-right", "diamond", "cross")
@@ -149,11 +158,6 @@ def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
     # Of a curve with many points some are marked, so that lines differ in more than their colour.
     some = [] if marked else [{"window": [{"op": "row_number", "as": "row"}], "groupby": ["id"]},
                               {"filter": "datum.row % 8 == 4"}]  # fmt: skip
-    whole = "' [' + format(datum.lower, '.3~g') + ', ' + format(datum.upper, '.3~g') + ']'"
-    told = {
-        "calculate": f"format(datum.y, '.3~g') + (isValid(datum.lower) ? {whole} : '')",
-        "as": "said",
-    }
     tooltip = [
         _told("name"),
         {"field": "x", "type": "quantitative", "title": x["title"], "format": ".3~g"},
@@ -183,7 +187,7 @@ def lines(data: str, x: Spec, y: Spec, *, marked: bool) -> Spec:
     # A logarithmic axis has no 0.
     above = " && datum.y > 0" if y["scale"]["type"] == "log" else ""
     drawable = {"filter": f"isValid(datum.y){above}"}
-    return _chart(layers, data, height=290) | {"transform": [flat, drawable, told]}
+    return _chart(layers, data, height=290) | {"transform": [flat, drawable, _SAID]}
 
 
 def curves(chart: Chart) -> Spec:
@@ -198,6 +202,60 @@ def curves(chart: Chart) -> Spec:
         quantity("y", _titled(y), _vertical(y, up)),
         marked=all(len(one["x"]) <= 16 for one in chart["series"]),
     )
+
+
+def rungs(chart: Chart) -> Spec:
+    """Two marks a run at its place on the axis, of a chart with two values a run: filled against the
+    first of all, hollow against the one before. Those of one kind are joined where each place has one
+    run."""
+    names = [b["name"] for b in chart["bins"] or ()]
+    places = [one["x"][0] for one in chart["series"]]
+    up = [v for one in chart["series"] for ends in ("y", "lower", "upper") for v in one[ends]]  # type: ignore[literal-required]
+    axis: Spec = {
+        "values": list(range(len(names))),
+        "labelExpr": f"{json.dumps(names)}[datum.value]",
+        "labelAngle": -30,
+        "labelOverlap": False,
+        "grid": False,
+    }
+    scale = {"domain": [-0.3, len(names) - 0.7], "nice": False, "zero": False}
+    x: Spec = {
+        "field": "x",
+        "type": "quantitative",
+        "title": _titled(chart["x"]),
+        "scale": scale,
+        "axis": axis,
+    }
+    y = quantity("y", _titled(chart["y"]), logarithmic(up))
+    ends = {"x": x, "y": y | {"field": "lower"}, "y2": {"field": "upper"}}
+    drawn = {"color": _tint(), "opacity": _OPACITY}
+    tooltip = [_told("name"), _told("against", "of"), _told(y["title"], "said")]
+    layers: list[Spec] = [
+        {
+            "transform": [{"filter": "isValid(datum.lower) && datum.lower > 0"}],
+            "mark": {"type": "rule", "strokeWidth": 1.1},
+            "encoding": {**ends, **drawn, "opacity": _RULE_OPACITY},
+        }
+    ]
+    for of, mark in zip(RUNGS, ({"filled": True}, {"filled": False, "strokeWidth": 1.8}), strict=True):
+        only = [{"filter": f"datum.of == {json.dumps(of)}"}]
+        marked = {"x": x, "y": y, **drawn, "tooltip": tooltip}
+        layers.append(
+            {"transform": only, "mark": {"type": "point", "size": 64, **mark}, "encoding": marked}
+        )
+        if len(set(places)) == len(places):
+            line = {"type": "line", "style": "leader", "strokeDash": [1, 0] if of == RUNGS[0] else [4, 3]}
+            joined = {"x": x, "y": y, "order": {"field": "x"}}
+            layers.insert(0, {"transform": only, "mark": line, "encoding": joined})
+    return _chart(layers, chart["id"], height=290) | {
+        "transform": [
+            {"flatten": ["x", "y", "lower", "upper", "n"]},
+            {"window": [{"op": "row_number", "as": "row"}], "groupby": ["id"]},
+            {"calculate": f"{json.dumps(list(RUNGS))}[datum.row - 1]", "as": "of"},
+            {"filter": "isValid(datum.y) && datum.y > 0"},
+            _SAID,
+        ]
+    }
 
 
 def _vertical(axis: Axis, values: list[float | None]) -> "Scale":

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from scoremode.errors import RunFolderError
 from scoremode.report.document import metric_of
 from scoremode.report.groups import groups_of
-from scoremode.report.page.chart_types import Spec, curves
+from scoremode.report.page.chart_types import Spec, curves, rungs
 from scoremode.report.page.definition import Axis, Bin, Chart, Measured, Series, Tail
 from scoremode.results.folders.store import read_json, seal_of
+from scoremode.results.ladder import KINDS as STEPS
+from scoremode.results.ladder import finished_ladder, is_ladder
 from scoremode.results.metrics import MetricSpec, Shown, shown
 from scoremode.results.record.definition import Record
 from scoremode.results.record.section import Count, Metric, Section, decode, misfit
@@ -514,7 +516,45 @@ def _recipes(kind: ChartKind, runs: Runs) -> list[Chart]:
     return [kind.chart(None, series)] if series else []
 
 
+# --- Ladders
+
+
+def _ladders(kind: ChartKind, runs: Runs) -> list[Chart]:
+    """Each step's KLD against the top and against the step before, in the order of the steps; none
+    without a ladder. Raises RunFolderError."""
+    found: dict[Path, dict[str, Any]] = {}
+    points: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for run, folder in runs.folders.items():
+        place = folder.parent
+        if folder.name not in STEPS or not is_ladder(place):
+            continue
+        if place not in found:
+            lines = finished_ladder(place)["findings"]["steps"]  # type: ignore[typeddict-item]
+            found[place] = {line["step"]: line for line in lines}
+        if folder.name in found[place]:
+            points[run] = list(STEPS).index(folder.name), found[place][folder.name]
+    places = sorted({place for place, _ in points.values()})
+    bins = [_bin(list(STEPS)[place], None, None, None) for place in places]
+    series = []
+    for run, (place, line) in points.items():
+        metrics = [metric_of(line[side]["kld"]) for side in ("against_top", "against_before")]
+        x = float(places.index(place))
+        series.append(_series(run, [x, x], metrics, [m.n for m in metrics if m is not None]))
+    return [kind.chart(bins, series)] if series else []
+
+
 _KINDS = (
+    ChartKind(
+        "ladder",
+        "From the base in float32 to what is served",
+        "Read from left to right. Filled: each step's KLD against the base in float32, which rises where "
+        "a loss comes in. Hollow: against the step before; high where the first is level, two "
+        "computations differ and neither is further off.",
+        _axis("step", "", "category"),
+        _axis("KLD", "nats", "log"),
+        _ladders,
+        draw=rungs,
+    ),
     ChartKind(
         "histogram",
         "Distribution of KLD",
