@@ -412,7 +412,9 @@ def ladder(model: str | Path, *, reference: str | Path, **keywords: Any) -> Find
     found = _found(Ladder.of(model=str(model), **asked), quiet=quiet)
     missed = [gate for gate in found.value.get("gates", ()) if not gate["met"]]
     if missed:
-        said = "; ".join(f"{gate['name']}={gate['limit']:g}: {gate['value']:.6g}" for gate in missed)
+        said = "; ".join(
+            f"{gate['name']}={gate['limit']:g}: {gate['value']:.6g}" for gate in missed
+        )
         raise GateNotMet(f"{found.value['folder']}: gate not met: {said}")
     return Findings(found.value, found.document)
 

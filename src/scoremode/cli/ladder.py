@@ -43,6 +43,7 @@ from scoremode.spec.text import Protocol, Seed
 
 if TYPE_CHECKING:
     from scoremode.cli.finished import Show
+    from scoremode.lib.interpreters import Interpreter
     from scoremode.results.gates import Gate
     from scoremode.runs.ladder.ladder import Work
     from scoremode.runs.ladder.steps import LadderRequest
@@ -87,7 +88,7 @@ class Ladder(
 ):
     called = "ladder"
     usage = "scoremode ladder MODEL --reference BASE [flags]"
-    summary = "tell whether a loss comes from the weights, the arithmetic or the engine"
+    summary = "find where a loss comes from: weights, arithmetic or engine"
     about = (
         "Leads from BASE in float32 to MODEL as it is served, a step at a time: BASE in its own dtype, "
         "quantized weights, quantized inputs, the KV cache, vLLM's prefill and decode, llama.cpp. Each "
@@ -116,7 +117,11 @@ class Ladder(
     arithmetic = Engine.arithmetic.but(common=False)
 
     def found(self, session: Session) -> Found:
-        request = self._request(session)
+        from scoremode.lib.interpreters import find_interpreter
+
+        place = self.vllm_python
+        interpreter = None if place is None else find_interpreter(place)
+        request = self._request(session, interpreter)
         reads_model(session, request.model)
         if self.dry_run:
             from scoremode.report.ladder import foreseen_document
@@ -126,7 +131,7 @@ class Ladder(
         from scoremode.report.ladder import ladder_document
         from scoremode.runs.ladder.ladder import run_ladder
 
-        ladder = run_ladder(request, _runner(session), notify=session.screen.line)
+        ladder = run_ladder(request, _runner(session, interpreter), notify=session.screen.line)
         session.screen.clear()
         judged = _judged(self, request.output)
         value: dict[str, Any] = {**ladder, "folder": str(request.output)}
@@ -134,7 +139,7 @@ class Ladder(
             value["gates"] = [gate.to_json() for gate in judged]
         return Found(value, ladder_document, _code(value, judged, quiet=self.quiet))
 
-    def _request(self, session: Session) -> "LadderRequest":
+    def _request(self, session: Session, interpreter: "Interpreter | None") -> "LadderRequest":
         """The ladder that the flags ask for. Raises UsageError."""
         from scoremode.engines.torch.options import TorchOptions
         from scoremode.results.folders.paths import check_folder
@@ -173,11 +178,13 @@ class Ladder(
             torch=self._given(lambda f: f.engine == "torch" or f.name in either),
             vllm=self._given(
                 lambda f: (
-                    f.part == "engine" and f.engine != "torch" and f.name not in ("dtype", "kv_cache")
+                    f.part == "engine"
+                    and f.engine != "torch"
+                    and f.name not in ("dtype", "kv_cache")
                 )
             ),
             skip=self.skip,
-            vllm_python=self.vllm_python,
+            vllm_python=interpreter and interpreter.path,
             keep=self.keep_states,
             command=session.command,
         )
@@ -260,16 +267,18 @@ def _code(value: Any, judged: "Sequence[Gate]", *, quiet: bool) -> int:
 
 
 def _alarm_code(value: Any) -> int:
-    has_alarm = any(step["alarm"] for step in value["findings"]["steps"])
-    return InvalidMeasurement.exit_code if has_alarm else 0
+    from scoremode.results.ladder import alarms_of
+
+    return InvalidMeasurement.exit_code if alarms_of(value["findings"]) else 0
 
 
-def _runner(session: Session) -> "Callable[[Work], Path]":
-    """Runs the command lines of a ladder: the torch engine's here, vLLM's in processes of their own."""
+def _runner(session: Session, interpreter: "Interpreter | None") -> "Callable[[Work], Path]":
+    """Runs the command lines of a ladder: the torch engine's here, vLLM's in processes of their own, by
+    the interpreter that has it."""
     screen = session.screen
 
     def run(work: "Work") -> Path:
-        def receive(message: tuple[str, Any]) -> None:
+        def receive(message: Sequence[Any]) -> None:
             kind, value = message
             if kind == "stage":
                 screen.stage(value, work.title)
@@ -287,9 +296,15 @@ def _runner(session: Session) -> "Callable[[Work], Path]":
             folder = _measured(own, work.words, receive)
             free_device()
             return Path(folder)
+        from scoremode.lib.interpreters import run_elsewhere
         from scoremode.lib.processes import run_apart
 
-        return Path(run_apart(work.title, measured_words, list(work.words), receive=receive))
+        words = list(work.words)
+        if work.python is None:
+            return Path(run_apart(work.title, measured_words, words, receive=receive))
+        assert interpreter is not None
+        there = f"{__name__}:{measured_words.__name__}"
+        return Path(run_elsewhere(work.title, interpreter, there, words, receive=receive))
 
     return run
 

@@ -54,8 +54,8 @@ __all__ = ["Kld", "Plan", "Ppl", "Reference"]
 
 
 _OR_KEPT = Named.model.but(
-    help="model to measure: a folder, a .gguf file or a hub id; or predictions that are kept, of which "
-    "no layer runs again: a reference's folder, llama.cpp's file"
+    help="model to measure: a folder, a .gguf file or a hub id; or kept predictions, of which no "
+    "layer runs again: a reference's folder, llama.cpp's file"
 )
 
 
@@ -107,7 +107,7 @@ class _KeptToo(Flags, part="output", group=OUTPUT):
     )
 
 
-class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, _KeptToo, Measurement):
+class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement, _KeptToo):
     called = "kld"
     model = _OR_KEPT
     margin = Margin.margin.but(group=COMPARISON)

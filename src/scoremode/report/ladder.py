@@ -17,6 +17,7 @@ from scoremode.report.document import (
     without_interval,
     words,
 )
+from scoremode.results.ladder import alarms_of
 
 # Of each side: heading and key's beginning.
 _BEFORE, _TOP = "before", "top"
@@ -59,14 +60,15 @@ def ladder_document(value: Mapping[str, Any]) -> Document:
     lines = {line["step"]: line for line in found["steps"]}
     rows = tuple(_row(step, lines.get(step["name"])) for step in value["steps"][1:])
     table = Table(_COLUMNS, rows)
-    done = [row for row, step in zip(rows, value["steps"][1:], strict=True) if step["name"] in lines]
+    done = [
+        row for row, step in zip(rows, value["steps"][1:], strict=True) if step["name"] in lines
+    ]
     ends = _NAMED + _BEHIND
     behind = range(ends + _BEHIND, len(_COLUMNS))
     before = _part([*range(_NAMED), *range(_NAMED, ends), *behind], done)
     top = _part([0, *range(ends, ends + _BEHIND)], done)
     parts = [before, top, Facts(tuple(_facts(value, found)))]
-    alarms = any(line["alarm"] for line in found["steps"])
-    return Document(tuple(parts), table, Verdict(found["verdict"], not alarms))
+    return Document(tuple(parts), table, Verdict(found["verdict"], not alarms_of(found)))
 
 
 def _part(columns: list[int], rows: list[tuple[Any, ...]]) -> Table:
@@ -82,7 +84,8 @@ def _row(step: Mapping[str, Any], line: Mapping[str, Any] | None) -> tuple[Any, 
         empty = (None,) * (2 * _BEHIND + 3)
         return (step["name"], None, None, step["status"], None, *empty, step["reason"])
     share = metric_of(line["added"]["share"])
-    alarm = line["alarm"] and line["alarm"]["words"]
+    judged = line["judged"]
+    alarm = judged["words"] if judged and judged["alarm"] else None
     return (
         step["name"],
         line["before"],
@@ -107,9 +110,9 @@ def _cells(side: Mapping[str, Any]) -> list[Any]:
 
 
 def _computed(engine: Mapping[str, Any]) -> str:
-    """The dtype that a step computes in, and whose it is, such as `bfloat16, vllm`."""
-    own = "" if engine["engine"] == "torch" else f", {engine['engine']}"
-    return f"{engine['dtype']}{own}"
+    """The dtype that a step computes in, and what does, such as `bfloat16, vllm decode`."""
+    own = [] if engine["engine"] == "torch" else [engine["engine"], engine["phase"]]
+    return ", ".join(filter(None, (engine["dtype"], " ".join(filter(None, own)))))
 
 
 def _facts(value: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -123,7 +126,9 @@ def _facts(value: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str
         kld = metric_of(noise["against_before"]["kld"])
         assert kld is not None
         how = ", ".join(filter(None, (noise["engine"]["dtype"], noise["engine"]["attention"])))
-        facts.append(("rounding", f"KLD {kld.value:.4g} nats of {noise['before']} from itself ({how})"))
+        facts.append(
+            ("rounding", f"KLD {kld.value:.4g} nats of {noise['before']} from itself ({how})")
+        )
     facts += without_interval(
         metric
         for line in found["steps"]

@@ -28,6 +28,7 @@ from scoremode.results.metrics import METRIC, log_ratio
 from scoremode.results.record.section import Metric, Section, differences, misfit
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.agreement import difference, judge, logits_of
+from scoremode.results.statistics.alarms import Noise, judge_step
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 SCHEMA, SCHEMA_VERSION = "scoremode.ladder", 1
@@ -252,8 +253,8 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     before, name = top, TOP
     for rung in rungs:
-        alarm = alarm_of(before, rung)
-        lines.append({**_line(rung, name, metrics), "alarm": alarm})
+        judged = _judged(before, rung, None if noise is None else noise[1])
+        lines.append({**_line(rung, name, metrics), "judged": judged})
         before, name = (rung.run, rung.scores), rung.step["name"]
     found = {
         "steps": lines,
@@ -314,7 +315,9 @@ def _means(
         if mean is not None:
             found[key] = mean
 
-    sides = [(r.step["name"], of, s) for r in rungs for of, s in (("top", r.scores), ("before", r.after))]
+    sides = [
+        (r.step["name"], of, s) for r in rungs for of, s in (("top", r.scores), ("before", r.after))
+    ]
     if noise is not None:
         sides.append((NOISE, "before", noise[1]))
     for name, of, scores in sides:
@@ -325,7 +328,10 @@ def _means(
             column = spec.column(scores, scores.against)
             assert column is not None
             mean = blocks.mean(column)
-            add((name, of, key), mean if mean is None or spec.then is None else mean.through(spec.then))
+            add(
+                (name, of, key),
+                mean if mean is None or spec.then is None else mean.through(spec.then),
+            )
     last = rungs[-1].top.kld
     earlier = np.zeros_like(last)
     for rung in rungs:
@@ -339,17 +345,21 @@ def _means(
 def _line(
     rung: _Rung, before: str, metrics: Mapping[tuple[str, str, str], Metric]
 ) -> dict[str, Any]:
-    """A step's line, but for its alarm."""
+    """A step's line, but for how it is judged."""
     name, record = rung.step["name"], rung.run.record
-    said = {of: {key: metrics[name, of, key].to_json() for key in SHOWN} for of in ("top", "before")}
-    added = {key: m.to_json() for key in ("kld", "share") if (m := metrics.get((name, "added", key)))}
+    said = {
+        of: {key: metrics[name, of, key].to_json() for key in SHOWN} for of in ("top", "before")
+    }
+    added = {
+        key: m.to_json() for key in ("kld", "share") if (m := metrics.get((name, "added", key)))
+    }
     engine = record.document["engine"]
     return {
         "step": name,
         "kind": KINDS[name],
         "before": before,
         "model": record.checkpoint.source,
-        "engine": {k: engine.get(k) for k in ("engine", "dtype", "arithmetic", "kv_cache_dtype")},
+        "engine": {k: engine.get(k) for k in _ENGINE},
         "against_before": said["before"],
         "against_top": said["top"],
         "added": {"share": None, **added},
@@ -367,23 +377,39 @@ def _noise_line(
     }
 
 
-def alarm_of(before: tuple[FinishedRun, Scores], rung: _Rung) -> dict[str, Any] | None:
-    """What is wrong with a step beside the one before, in `words`; None where nothing is."""
+def _judged(
+    before: tuple[FinishedRun, Scores], rung: _Rung, noise: Scores | None
+) -> dict[str, Any] | None:
+    """Whether a step is more than rounding makes of the one before, `alarm`, and why in `words`; None
+    of a step whose loss is nothing wrong.
+
+    The base's own dtype is what the noise is made of, though another model's: it is held against what
+    that dtype may do to any, as all steps are where there is no noise.
+    """
     if KINDS[rung.step["name"]] == "lossy":
         return None
     engines = before[0].record.document["engine"], rung.run.record.document["engine"]
+    order = ("float32", "float16", "bfloat16").index
+    dtype = max((engine["dtype"] for engine in engines), key=order)
+    if noise is not None and rung.step["name"] != "base":
+        return judge_step(rung.after, Noise.of(noise), dtype=dtype).to_json()
     context = rung.run.record.protocol.context_length
     found = difference(rung.scores, before[1], context, rung.run.weights, rung.run.places)
-    order = ("float32", "float16", "bfloat16").index
     ran = [(engine.get("activations") or {}).get("ran") for engine in engines]
     verdict = judge(
         found,
-        compute=max((e["dtype"] for e in engines), key=order),
+        compute=dtype,
         logits=max(map(logits_of, engines), key=order),
         activations=ran[1],
         reference=ran[0],
     )
-    return None if verdict.agrees else {"words": verdict.words}
+    return {"alarm": not verdict.agrees, "words": verdict.words}
+
+
+def alarms_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The steps with an alarm, and its words."""
+    judged = ((step["step"], step["judged"]) for step in found["steps"])
+    return [(name, said["words"]) for name, said in judged if said and said["alarm"]]
 
 
 def verdict_of(found: Mapping[str, Any], failed: Sequence[str]) -> str:
@@ -391,7 +417,7 @@ def verdict_of(found: Mapping[str, Any], failed: Sequence[str]) -> str:
     steps = found["steps"]
     last = steps[-1]
     alarms = [f"incomplete, since {_listed(failed)} failed"] if failed else []
-    alarms += [f"alarm at {s['step']}: {s['alarm']['words']}" for s in steps if s["alarm"]]
+    alarms += [f"alarm at {name}: {words}" for name, words in alarms_of(found)]
     return "; ".join([*alarms, _where(steps, last, found["noise"])])
 
 
@@ -400,7 +426,7 @@ def _where(
 ) -> str:
     total = last["against_top"]["kld"]
     whole = f"the KLD of {total['value']:.4g} nats"
-    quiet = [s["step"] for s in steps if s["kind"] == "rounding" and not s["alarm"]]
+    quiet = [s["step"] for s in steps if s["judged"] and not s["judged"]["alarm"]]
     if total["value"] <= 0:
         return f"{last['step']} predicts exactly what the base in float32 does"
     if noise is not None and total["value"] <= noise["against_before"]["kld"]["value"]:
@@ -423,6 +449,8 @@ def _where(
     return said
 
 
+# Of a step's engine, what its line says.
+_ENGINE = ("engine", "phase", "dtype", "arithmetic", "kv_cache_dtype")
 # Steps are named until they make so much of the whole.
 _MOST = 0.9
 

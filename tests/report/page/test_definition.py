@@ -105,5 +105,5 @@ def test_ids_name_runs_and_charts_once(made_report):
     named += list(itertools.chain(*(target["runs"] for target in section["worst"])))
     assert set(named) <= runs
     ids = [chart["id"] for chart in (*section["charts"], *section["frontiers"])]
-    # Without groups of a text, turns, kinds of tokens and recipes.
-    assert len(set(ids)) == len(ids) == len(CHARTS) - 4 + 9
+    # Without ladders, groups of a text, turns, kinds of tokens and recipes.
+    assert len(set(ids)) == len(ids) == len(CHARTS) - 5 + 9

@@ -237,14 +237,20 @@ def rungs(chart: Chart) -> Spec:
             "encoding": {**ends, **drawn, "opacity": _RULE_OPACITY},
         }
     ]
-    for of, mark in zip(RUNGS, ({"filled": True}, {"filled": False, "strokeWidth": 1.8}), strict=True):
+    for of, mark in zip(
+        RUNGS, ({"filled": True}, {"filled": False, "strokeWidth": 1.8}), strict=True
+    ):
         only = [{"filter": f"datum.of == {json.dumps(of)}"}]
         marked = {"x": x, "y": y, **drawn, "tooltip": tooltip}
         layers.append(
             {"transform": only, "mark": {"type": "point", "size": 64, **mark}, "encoding": marked}
         )
         if len(set(places)) == len(places):
-            line = {"type": "line", "style": "leader", "strokeDash": [1, 0] if of == RUNGS[0] else [4, 3]}
+            line = {
+                "type": "line",
+                "style": "leader",
+                "strokeDash": [1, 0] if of == RUNGS[0] else [4, 3],
+            }
             joined = {"x": x, "y": y, "order": {"field": "x"}}
             layers.insert(0, {"transform": only, "mark": line, "encoding": joined})
     return _chart(layers, chart["id"], height=290) | {

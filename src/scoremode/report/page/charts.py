@@ -547,8 +547,8 @@ _KINDS = (
     ChartKind(
         "ladder",
         "From the base in float32 to what is served",
-        "Read from left to right. Filled: each step's KLD against the base in float32, which rises where "
-        "a loss comes in. Hollow: against the step before; high where the first is level, two "
+        "Read from left to right. Filled: each step's KLD against the base in float32, which rises "
+        "where a loss comes in. Hollow: against the step before; high where the first is level, two "
         "computations differ and neither is further off.",
         _axis("step", "", "category"),
         _axis("KLD", "nats", "log"),

@@ -66,8 +66,9 @@ def run_ladder(
 ) -> Ladder:
     """Makes all steps that can be made and are not there yet; the manifest, with its findings.
 
-    A step that fails is noted, and the next one is compared with the one before it. `notify` gets a line
-    for each step that ends. Raises ScoremodeError where the top can't be made, or nothing behind it.
+    A step that fails is noted, and the next one is compared with the one before it. `notify` gets a
+    line for each step that ends. Raises ScoremodeError where the top can't be made, or nothing behind
+    it.
     """
     check_installation()
     plan = plan_ladder(request)
@@ -151,7 +152,6 @@ class _Climb:
         """Makes a step's run, and the one that compares it with the step before."""
         if step["status"] == "done" and step["before"] == before:
             return
-        python = self._python(planned)
         step.update(status="running", before=before, after=None, after_scores=None)
         self._write()
         for needed in dict.fromkeys(filter(None, (before and TOP, before))):
@@ -160,9 +160,8 @@ class _Climb:
         if "kept" not in record.document:
             self._keep_again(planned.name)
         if before not in (None, TOP):
-            words = after_words(self._request, planned, str(before))
-            title = f"{planned.name} against {before}"
-            folder = self._run(Work(words, title, planned.engine, python))
+            words = after_words(self._request, planned.name, str(before))
+            folder = self._run(Work(words, f"{planned.name} against {before}"))
             step["after"] = placed(self._folder, folder)
             step["after_scores"] = _done(folder).scores.sha256
         step.update(status="done", reason=None)
@@ -199,11 +198,18 @@ class _Climb:
 
     def _make_noise(self) -> None:
         """Computes the last step of the torch engine otherwise, where another step is judged by it."""
-        if self._ladder["noise"] is not None:
+        if self._ladder["noise"] is not None and self._ladder["noise"]["status"] == "done":
             return
         words = noise_words(self._request, self._plan)
         step = _new(NOISE, words, self._plan.noise_of)
-        folder = self._run(Work(words, f"noise: {self._plan.noise_of} computed otherwise"))
+        try:
+            folder = self._run(Work(words, f"noise: {self._plan.noise_of} computed otherwise"))
+        # Not hidden: steps are judged by what any model may have then, which the manifest says.
+        except ScoremodeError as error:
+            step.update(status="failed", reason=line_of(error))
+            self._ladder["noise"] = step
+            self._notify(f"noise: error: {step['reason']}")
+            return
         step["after"] = placed(self._folder, folder)
         step["after_scores"] = _done(folder).scores.sha256
         step["status"] = "done"

@@ -1,7 +1,7 @@
 """The steps of a ladder, by headers alone: which there are, each as a command line, and why others are
 left out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -193,7 +193,8 @@ class _Made:
             return _without(name, "vLLM is given no GGUF file: its own reader has few of them")
         if request.vllm_python is None and find_spec("vllm") is None:
             return _without(
-                name, "vLLM is not installed here: --vllm-python PATH names an environment that has it"
+                name,
+                "vLLM is not installed here: --vllm-python PATH names an environment that has it",
             )
         words = (*self._model(), "--engine", "vllm", *request.vllm, "--dtype", self._dtype, *how)
         return Planned(name, (*words, *self._against(name)), "model", "vllm")
@@ -220,27 +221,26 @@ def _without(name: str, why: str) -> Planned:
     return Planned(name, (), "model", left_out=why)
 
 
-def after_words(request: LadderRequest, planned: Planned, before: str) -> tuple[str, ...]:
-    """The command line that compares a step's predictions with those of the step before."""
-    return _beside(planned.words, planned.name, request.output / before, request.output / AFTER)
+def after_words(request: LadderRequest, name: str, before: str) -> tuple[str, ...]:
+    """The command line that compares a step's kept predictions with those of the step before; no layer
+    runs."""
+    output = request.output
+    device = [word for word in request.torch if word.startswith("--device=")]
+    words = ("kld", str(output / name), "--reference", str(output / before), "--label", name)
+    return (*words, *device, "-o", str(output / AFTER))
 
 
 def noise_words(request: LadderRequest, plan: Plan) -> tuple[str, ...]:
     """The command line that computes the last step of the torch engine otherwise, against itself."""
-    output = request.output
-    return _beside(plan.noise, NOISE, output / plan.noise_of, output / NOISE)
-
-
-def _beside(words: Sequence[str], label: str, reference: Path, output: Path) -> tuple[str, ...]:
-    """A step's command line, to be compared with another one, in a run that keeps nothing."""
-    found = [word for word in words if word != "--keep"]
-    for flag, value in (("--reference", reference), ("-o", output), ("--label", label)):
+    found, output = [word for word in plan.noise if word != "--keep"], request.output
+    places = {"--reference": output / plan.noise_of, "-o": output / NOISE, "--label": NOISE}
+    for flag, value in places.items():
         found[found.index(flag) + 1] = str(value)
     return tuple(found)
 
 
 def foreseen(request: LadderRequest) -> dict[str, Any]:
-    """What a ladder would do: its steps, each with its command line or the reason why it is left out."""
+    """What a ladder would do: its steps, each with its command line or why it is left out."""
     plan = plan_ladder(request)
     rows: list[dict[str, Any]] = []
     before: str | None = None
@@ -250,7 +250,7 @@ def foreseen(request: LadderRequest) -> dict[str, Any]:
             row |= {"before": None, "left_out": step.left_out, "command": None}
         else:
             if before not in (None, TOP):
-                row["after_command"] = ["scoremode", *after_words(request, step, str(before))]
+                row["after_command"] = ["scoremode", *after_words(request, step.name, str(before))]
             if step.engine == "vllm" and request.vllm_python is not None:
                 row["python"] = str(request.vllm_python)
             before = step.name
