@@ -42,8 +42,8 @@ def in_a_new_process(program: str) -> str:
 def test_the_names_are_these_and_each_is_there():
     functions = [
         *("Attribution", "Findings", "Run", "Sweep", "attribute", "card", "check", "compare"),
-        *("generate", "inspect", "kld", "measure", "merge", "open_run", "plan", "status", "sweep"),
-        *("tasks", "verify", "write_report"),
+        *("generate", "inspect", "kld", "ladder", "measure", "merge", "open_run", "plan", "status"),
+        *("sweep", "tasks", "verify", "write_report"),
     ]
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
@@ -80,11 +80,11 @@ print(sorted({"torch", "numpy", "pyarrow", "transformers", "vllm"} & set(sys.mod
 
 def test_every_flag_of_a_run_is_a_keyword_and_every_keyword_a_flag():
     flags = {name for command in (Ppl, Kld, Reference) for name in command.flags}
-    keywords = set(inspect.signature(api.measure).parameters) - {"model", "keep", "quiet"}
+    keywords = set(inspect.signature(api.measure).parameters) - {"model", "quiet"}
     assert keywords == flags - _NOT_KEYWORDS
     swept = set(inspect.signature(api.sweep).parameters) - {"base", "models", "texts", "protocols"}
     # A sweep's models have theirs beside them.
-    assert swept == keywords - {"reference", "label"} | {"quiet"}
+    assert swept == keywords - {"reference", "label", "keep"} | {"quiet"}
     gates = set(inspect.signature(api.Run.require).parameters) - {"self"}
     assert gates == set(Gates.flags) <= keywords
 

@@ -32,11 +32,11 @@ WIKI, SHORT = ["-f", "wiki.test.raw"], ["-c", "128", "--stride", "128"]
 WINDOWS = {"-c", "--context-length", "--protocol", "--conversations", "--preset"}
 # What has a text and windows of its own.
 KEPT = {"ref", "DIR", "reference"}
-MEASURES = {"ppl", "kld", "reference", "plan", "attribute"}
+MEASURES = {"ppl", "kld", "reference", "plan", "attribute", "ladder"}
 # Why a command isn't run here → what in its words tells.
 NOT_HERE = {
     "several processes": r"^(srun|torchrun) |--devices ",
-    "vLLM": r"--engines? \S*vllm",
+    "vLLM": r"--engines? \S*vllm|--vllm-python ",
     "a GPU": r"cuda",
     "lm-evaluation-harness": r"^scoremode tasks ",
     "run by tests/cli/test_demo.py and tests/features/test_verify.py": r"^scoremode (demo|verify) ",

@@ -314,7 +314,7 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.
     - `reference`: the base to compare every prediction with: a run that was kept, a model's folder or
       hub id, or a llama.cpp file of logits.
-    - `keep`: keeps the run as a reference; `output` is then its own folder.
+    - `keep`: keeps the run as a reference, also one beside a base; `output` is then its own folder.
     - `output`: the folder in which each run gets a folder of its own; `runs` by default.
     - `quiet`: no progress and no notices on stderr.
 
@@ -324,20 +324,24 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
     """
     from scoremode.cli.measure import Kld, Ppl, Reference
 
-    quiet, keep = keywords.pop("quiet", False), keywords.pop("keep", False)
+    quiet, keep = keywords.pop("quiet", False), keywords.get("keep", False)
     reference = keywords.get("reference")
-    if keep and reference is not None:
-        raise UsageError("keep and reference: a reference is of a base alone")
+    if keep and reference is None:
+        del keywords["keep"]
     if isinstance(reference, Run):
         keywords["reference"] = reference.folder
     elif not isinstance(reference, str | Path | None):
         name = type(reference).__name__
         raise UsageError(f"reference: a {name} in memory can't be a base: give its folder")
-    command = Reference if keep else Ppl if reference is None else Kld
+    command = Kld if reference is not None else Reference if keep else Ppl
     for name, value in _said(keywords).items():
         if name not in command.flags:
             needed = "keep=True" if name in Kept.flags else "a reference to compare with"
-            why = "is not for keep=True" if keep else f"changes nothing without {needed}"
+            why = (
+                "is not for keep=True"
+                if command is Reference
+                else f"changes nothing without {needed}"
+            )
             raise UsageError(f"{name}={value!r}: {why}")
     if not isinstance(model, str | Path):
         return _measured_in_memory(model, command, keywords, quiet=quiet)

@@ -86,7 +86,9 @@ def test_each_step_is_beside_the_one_before_and_beside_the_base_in_float32(finis
         low, high = line["against_top"]["kld"]["ci95"]
         assert low < own.mean() < high
         share = line["added"]["share"]
-        assert share["value"] == pytest.approx((own - earlier).sum() / top["inputs"].sum(), rel=1e-9)
+        assert share["value"] == pytest.approx(
+            (own - earlier).sum() / top["inputs"].sum(), rel=1e-9
+        )
         assert share["ci95"][0] < share["value"] < share["ci95"][1]
         earlier = own
     shares = [line["added"]["share"]["value"] for line in lines.values()]
@@ -94,9 +96,12 @@ def test_each_step_is_beside_the_one_before_and_beside_the_base_in_float32(finis
     assert found["verdict"].startswith(f"{100 * shares[2]:.3g} % [")
     assert "comes from inputs" in found["verdict"]
     assert found["verdict"].endswith("base adds nothing that rounding does not explain")
-    assert not lines["base"]["judged"]["alarm"] and lines["weights"]["judged"] is None
+    assert not lines["base"]["judged"]["alarm"] and lines["inputs"]["judged"] is None
+    assert lines["weights"]["judged"]["words"] == "no linear is out of line with its peers"
     noise = kld_of(place / value["noise"]["after"])
-    assert found["noise"]["against_before"]["kld"]["value"] == pytest.approx(noise.mean(), rel=1e-12)
+    assert found["noise"]["against_before"]["kld"]["value"] == pytest.approx(
+        noise.mean(), rel=1e-12
+    )
 
 
 def test_its_table_its_csv_and_its_report(finished, capsys, tmp_path):
@@ -124,7 +129,7 @@ def test_its_table_its_csv_and_its_report(finished, capsys, tmp_path):
 
 def test_states_are_gone_and_what_is_done_is_not_made_again(copied, capsys):
     place, asked = copied
-    assert not [path for path in place.rglob("*.safetensors")]
+    assert not list(place.rglob("*.safetensors"))
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*.parquet")}
     code, out, err = run(capsys, *asked)
     assert (code, err) == (0, "") and "comes from inputs" in out
@@ -141,7 +146,7 @@ def test_states_are_gone_and_what_is_done_is_not_made_again(copied, capsys):
     code, out, _ = run(capsys, *asked)
     assert code == 0 and "comes from inputs" in out
     assert np.array_equal(kld_of(place / "inputs"), scores)
-    assert not [path for path in place.rglob("*.safetensors")]
+    assert not list(place.rglob("*.safetensors"))
 
 
 def test_a_manifest_that_was_changed_or_is_another_ladder_s_is_refused(copied, quants, capsys):
@@ -202,7 +207,10 @@ def test_a_dry_run_lists_the_command_lines_and_writes_nothing(quants, flags, cap
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--arithmetic", "weights"], "--arithmetic weights: is what the steps of a ladder differ in"),
+        (
+            ["--arithmetic", "weights"],
+            "--arithmetic weights: is what the steps of a ladder differ in",
+        ),
         (["--kv-cache", "int8-token"], "--kv-cache int8-token: is what the steps"),
         (["--vllm-python", "/no/python"], "/no/python: is no Python"),
         (["--skip", "weights"], "--skip: invalid choice: 'weights'"),
@@ -216,7 +224,14 @@ def test_what_a_ladder_can_t_do_is_refused(quants, flags, capsys, tmp_path, more
 
 def test_a_base_that_is_no_model_is_refused(finished, quants, capsys, tmp_path):
     place, _ = finished
-    asked = ["ladder", str(quants / "W8A8"), "--reference", str(place / "base"), "-o", str(tmp_path)]
+    asked = [
+        "ladder",
+        str(quants / "W8A8"),
+        "--reference",
+        str(place / "base"),
+        "-o",
+        str(tmp_path),
+    ]
     code, _, err = run(capsys, *asked)
     assert code == 2 and "is no model, and a ladder runs its base in float32" in error_of(err)
     code, _, err = run(capsys, "show", str(place), "--worst", "3")
@@ -243,6 +258,16 @@ def test_an_alarm_is_said_first_and_ends_with_exit_code_3(copied, capsys, monkey
     code, out, _ = run(capsys, *asked)
     assert code == 3 and out.startswith("alarm at base: twice the noise, everywhere; ")
     assert run(capsys, "show", str(place))[0] == 3
+
+
+def test_a_field_of_the_config_that_is_not_the_base_s_is_an_alarm(quants, flags, capsys, tmp_path):
+    shutil.copytree(quants / "W4A16-g32", tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    config["rms_norm_eps"] = 10 * config["rms_norm_eps"]
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    asked = ["ladder", str(tmp_path / "odd"), *flags, "--limit", "4", "--dtype", "float32"]
+    code, out, _ = run(capsys, *asked, "-o", str(tmp_path / "ladder"))
+    assert code == 3 and out.startswith("alarm at weights: rms_norm_eps is ")
 
 
 def test_a_step_that_fails_is_named_and_the_others_stand(
@@ -290,11 +315,21 @@ def test_a_run_beside_a_base_may_be_kept_and_be_a_base_itself(quants, flags, cap
     asked = [*flags, "--limit", "8", "--quiet"]
     assert run(capsys, "kld", str(quants / "W8A8"), *asked, "--keep", "-o", str(kept))[0] == 0
     assert load_run(kept)[0].kept
-    other = ["kld", str(quants / "W4A16-g32"), "--reference", str(kept), "--device", "cpu", "--quiet"]
+    other = [
+        "kld",
+        str(quants / "W4A16-g32"),
+        "--reference",
+        str(kept),
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     assert run(capsys, *other, "-o", str(tmp_path / "runs"))[0] == 0
     ((_, record),) = find_runs(tmp_path / "runs")
     assert record["reference"]["states_sha256"] == load_run(kept)[0].kept.sha256
-    code, _, err = run(capsys, "kld", str(quants / "W8A8"), str(quants / "W4A16-g32"), *asked, "--keep")
+    code, _, err = run(
+        capsys, "kld", str(quants / "W8A8"), str(quants / "W4A16-g32"), *asked, "--keep"
+    )
     assert code == 2 and "--keep: takes one MODEL" in error_of(err)
     code, _, err = run(capsys, "kld", str(quants / "W8A8"), *asked[:-1], "--keep", "--engine", "vllm",
                        "--device", "cpu")  # fmt: skip
@@ -302,7 +337,16 @@ def test_a_run_beside_a_base_may_be_kept_and_be_a_base_itself(quants, flags, cap
 
 
 def test_attention_is_computed_by_the_backend_that_is_named(quants, flags, capsys, tmp_path):
-    asked = ["kld", str(quants / "W8A8"), *flags, "--limit", "4", "--quiet", "--arithmetic", "weights"]
+    asked = [
+        "kld",
+        str(quants / "W8A8"),
+        *flags,
+        "--limit",
+        "4",
+        "--quiet",
+        "--arithmetic",
+        "weights",
+    ]
     for way in ("sdpa", "eager"):
         assert run(capsys, *asked, "--attention", way, "-o", str(tmp_path / way))[0] == 0
         ((_, record),) = find_runs(tmp_path / way)

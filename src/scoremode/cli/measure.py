@@ -54,8 +54,8 @@ __all__ = ["Kld", "Plan", "Ppl", "Reference"]
 
 
 _OR_KEPT = Named.model.but(
-    help="model to measure: a folder, a .gguf file or a hub id; or kept predictions, of which no "
-    "layer runs again: a reference's folder, llama.cpp's file"
+    help="model to measure: a folder, .gguf file or hub id; or kept predictions: a reference or "
+    "llama.cpp's file"
 )
 
 

@@ -84,6 +84,8 @@ class Ladder(TypedDict):
     - `command`: the last call's; `asked`: what two calls must share to be of one ladder.
     - `steps`: the top first; `noise`: the last step of the torch engine once more, whose `before` that
       step is, None where nothing is to be judged by it.
+    - `suspects`: what of the model's files may be wrong beside the base's (`kind`, `name`, `words`),
+      None where nobody has looked.
     - `findings`: what `findings` makes of the runs; there when all steps are done that can be.
     - `sha256`: of all the rest.
     """
@@ -98,6 +100,7 @@ class Ladder(TypedDict):
     asked: dict[str, Any]
     steps: list[Step]
     noise: Step | None
+    suspects: list[dict[str, str]] | None
     findings: NotRequired[dict[str, Any]]
     sha256: str
 
@@ -128,6 +131,7 @@ class _Manifest(Section, frozen=True, kw_only=True):
     asked: dict[str, Any]
     steps: list[_Step]
     noise: _Step | None
+    suspects: list[dict[str, str]] | None
     sha256: str
 
 
@@ -253,9 +257,12 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     before, name = top, TOP
     for rung in rungs:
+        own = rung.step["name"]
         judged = _judged(before, rung, None if noise is None else noise[1])
+        if own == "weights" and ladder["suspects"] is not None:
+            judged = _suspected(ladder["suspects"])
         lines.append({**_line(rung, name, metrics), "judged": judged})
-        before, name = (rung.run, rung.scores), rung.step["name"]
+        before, name = (rung.run, rung.scores), own
     found = {
         "steps": lines,
         "noise": None
@@ -406,6 +413,17 @@ def _judged(
     return {"alarm": not verdict.agrees, "words": verdict.words}
 
 
+def _suspected(suspects: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The judgment of the quantized weights, by what of the files may be wrong."""
+    said = [
+        s["words"] if s["kind"] in ("config", "tokenizer") else f"{s['name']}: {s['words']}"
+        for s in suspects
+    ]
+    more = [f"and {len(said) - _SUSPECTS} more"] if len(said) > _SUSPECTS else []
+    words = "; ".join(said[:_SUSPECTS] + more)
+    return {"alarm": bool(suspects), "words": words or "no linear is out of line with its peers"}
+
+
 def alarms_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The steps with an alarm, and its words."""
     judged = ((step["step"], step["judged"]) for step in found["steps"])
@@ -426,7 +444,11 @@ def _where(
 ) -> str:
     total = last["against_top"]["kld"]
     whole = f"the KLD of {total['value']:.4g} nats"
-    quiet = [s["step"] for s in steps if s["judged"] and not s["judged"]["alarm"]]
+    quiet = [
+        s["step"]
+        for s in steps
+        if s["kind"] == "rounding" and s["judged"] and not s["judged"]["alarm"]
+    ]
     if total["value"] <= 0:
         return f"{last['step']} predicts exactly what the base in float32 does"
     if noise is not None and total["value"] <= noise["against_before"]["kld"]["value"]:
@@ -451,6 +473,8 @@ def _where(
 
 # Of a step's engine, what its line says.
 _ENGINE = ("engine", "phase", "dtype", "arithmetic", "kv_cache_dtype")
+# Suspects that a line names.
+_SUSPECTS = 3
 # Steps are named until they make so much of the whole.
 _MOST = 0.9
 

@@ -39,6 +39,7 @@ from scoremode.runs.ladder.steps import (
     noise_words,
     plan_ladder,
 )
+from scoremode.runs.suspects import suspects
 from scoremode.runs.sweep.manifest import held, placed
 from scoremode.startup.warmup import check_installation
 
@@ -101,6 +102,7 @@ class _Climb:
             "asked": plan.asked,
             "steps": [_step(planned, request, known.get(planned.name)) for planned in plan.steps],
             "noise": None,
+            "suspects": None if earlier is None else earlier["suspects"],
             "sha256": "",
         }
         noise = earlier and earlier["noise"]
@@ -126,6 +128,8 @@ class _Climb:
                 continue
             self._drop_before(before)
             before = planned.name
+            if planned.name == "weights":
+                self._look_for_suspects()
             if planned.name == self._plan.noise_of:
                 self._make_noise()
         if not self._failed and not self._request.keep:
@@ -214,6 +218,20 @@ class _Climb:
         step["after_scores"] = _done(folder).scores.sha256
         step["status"] = "done"
         self._ladder["noise"] = step
+        self._write()
+
+    def _look_for_suspects(self) -> None:
+        """Compares the model's own files with the base's, once."""
+        if self._ladder["suspects"] is not None:
+            return
+        code = self._request.options.trust_remote_code
+        try:
+            found = suspects(self._plan.model, self._plan.base, trust_remote_code=code)
+        # Not hidden: a ladder stands without it, and the user is told.
+        except ScoremodeError as error:
+            self._notify(f"weights: its files weren't compared with the base's: {line_of(error)}")
+            return
+        self._ladder["suspects"] = [one.to_json() for one in found]
         self._write()
 
     def _drop_before(self, before: str | None) -> None:

@@ -68,14 +68,17 @@ class Planned:
     left_out: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps of a ladder, the top first, and the noise: the words of the last step of the torch
-    engine computed otherwise, and its name.
+    """The steps of a ladder, the top first.
 
-    `asked`: facts that two calls must share to be of one ladder.
+    - `noise`: the words of the last step of the torch engine, `noise_of`, computed otherwise.
+    - `model`, `base`: as they were opened; `asked`: facts that two calls must share to be of one
+      ladder.
     """
 
+    model: Checkpoint
+    base: Checkpoint
     steps: tuple[Planned, ...]
     noise: tuple[str, ...]
     noise_of: str
@@ -101,6 +104,8 @@ def plan_ladder(request: LadderRequest) -> Plan:
     last = torch[-1]
     changed = _computed_otherwise(last.words, dtype)
     return Plan(
+        model,
+        base,
         steps,
         changed,
         last.name,
