@@ -182,7 +182,6 @@ def test_wrong_keywords_and_values_raise_and_end_nothing(demo, tmp_path):
         ({"dtype": "int4"}, "int4"),
         ({"full": True}, "full=True: changes nothing without a reference"),
         ({"gate_on": "upper", "reference": model}, "gate_on='upper': there is no gate"),
-        ({"keep": True, "reference": model}, "keep and reference"),
         ({"keep": True}, "give output=DIR"),
         ({"file": tmp_path}, "several texts"),
     ):
