@@ -37,6 +37,7 @@ MEASURES = {"ppl", "kld", "reference", "plan", "attribute", "ladder"}
 NOT_HERE = {
     "several processes": r"^(srun|torchrun) |--devices ",
     "vLLM": r"--engines? \S*vllm|--vllm-python ",
+    "a server": r"--engine http",
     "a GPU": r"cuda",
     "lm-evaluation-harness": r"^scoremode tasks ",
     "run by tests/cli/test_demo.py and tests/features/test_verify.py": r"^scoremode (demo|verify) ",

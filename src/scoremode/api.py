@@ -23,7 +23,7 @@ from scoremode.cli.ladder import Ladder
 from scoremode.cli.measure import Plan
 from scoremode.cli.tasks import Tasks
 from scoremode.errors import GateNotMet, UsageError
-from scoremode.spec.engine import Devices, Engine
+from scoremode.spec.engine import Devices, Engine, Http
 from scoremode.spec.flag import Flag, Switch
 from scoremode.spec.keywords import Keywords, in_keywords, names_keywords
 from scoremode.spec.run import (
@@ -263,6 +263,7 @@ class _Scored(
     TokenText,
     Stopping,
     Sharding,
+    Http,
     Engine,
 ):
     """Flags of `scoremode ppl`, `kld` and `reference`."""

@@ -156,8 +156,26 @@ def _name(source: str) -> str:
     return (on_hub(source) or (source, ""))[0]
 
 
+class Unread(Checkpoint):
+    """A model whose tensors nobody reads here: others compute it, or have done so."""
+
+    def hash_files(self) -> dict[str, str]:
+        """The hashes by which it is known again: none."""
+        return {}
+
+    def hashing(self) -> Any:
+        """Begins nothing: there are no files, or they are hashed when they are asked for."""
+
+    def stop_hashing(self) -> None:
+        """Ends nothing."""
+
+    def summary(self) -> dict[str, Any]:
+        """The record's facts of it, in place of those that headers give."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class ModuleInMemory(Checkpoint):
+class ModuleInMemory(Unread):
     """A `torch.nn.Module` of transformers' as it is now; `path` is a folder that has its config.
 
     Its hash is of the bytes of its state_dict.
@@ -224,12 +242,6 @@ class ModuleInMemory(Checkpoint):
                 digest.update(memoryview(content))
         return {"state_dict": digest.hexdigest()}
 
-    def hashing(self) -> Any:
-        """Begins nothing: its bytes are hashed when they are asked for."""
-
-    def stop_hashing(self) -> None:
-        """Ends nothing."""
-
     def summary(self) -> dict[str, Any]:
         """The record's facts of it. What its modules will be stored as is not known before it is
         saved, so there are no bits per weight."""
@@ -257,7 +269,7 @@ class ModuleInMemory(Checkpoint):
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedCheckpoint(Checkpoint):
+class RecordedCheckpoint(Unread):
     """A checkpoint by what a record says of it, whose predictions lie under `path`: none of it is read.
 
     - `section`: the record's section `checkpoint`.
@@ -282,12 +294,6 @@ class RecordedCheckpoint(Checkpoint):
 
     def hash_files(self) -> dict[str, str]:
         return self.read_through()
-
-    def hashing(self) -> Any:
-        """Begins nothing: predictions are read through while they are scored."""
-
-    def stop_hashing(self) -> None:
-        """Ends nothing."""
 
     def summary(self) -> dict[str, Any]:
         """The record's facts of it, but for where it is and what its files are."""

@@ -100,7 +100,10 @@ class Attribute(Named, _Parts, _Recipe, KeepDense, Swap, Measurement):
     # --windows, and what `_check` refuses.
     limit: Number = Protocol.limit.but(default=_WINDOWS, common=False)
     conversations: Place = Protocol.conversations.but(common=False)
-    engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(common=False)
+    # A server is for ppl and kld.
+    engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
+        choices=("torch", "vllm"), common=False
+    )
     devices = Devices.devices.but(common=False)
 
     def found(self, session: Session) -> Found:

@@ -221,15 +221,22 @@ def _tell_left_out(session: Session, files: dict[str, str]) -> None:
 def reproduction(record: "Done") -> list[str]:
     """The words of the command, without folders: its run goes to where runs go."""
     recorded = _recorded(record)
-    name, revision = _model(_own_source(record.checkpoint))
+    is_served = record.engine.device.type == "server"
+    # Of a served model the config and the tokenizer are all that the command needs.
+    own = record.tokenizer.source if is_served else _own_source(record.checkpoint)
+    name, revision = _model(own)
     reference = record.reference
     given: _Given = {"revision": revision}
     if reference:
         source = reference.checkpoint.source if reference.checkpoint else reference.source
         given["reference"], given["reference_revision"] = _model(source)
-    given |= _mixture(record.checkpoint) | _tokenizer(record) | _protocol(record.protocol.name)
+    given |= _mixture(record.checkpoint) | ({} if is_served else _tokenizer(record))
+    given |= _protocol(record.protocol.name)
     given |= _text(record.corpus, recorded) | _calibration(record.calibration)
     given |= _measured_by(record) if recorded is None else _tuning(recorded)
+    if is_served:
+        # Where it ran is nobody else's to ask.
+        given["base_url"] = "http://HOST:PORT/v1"
     return ["scoremode", "kld" if reference else "ppl", name, *_words(given)]
 
 
@@ -416,7 +423,7 @@ def _measured_by(record: "Done") -> _Given:
     """The engine's flags by what the record says of it, where no command line has them: a sweep's are
     in its file."""
     from scoremode.engines.kv_formats import AS_DECLARED, is_declared
-    from scoremode.results.record.model import VllmEngine
+    from scoremode.results.record.model import HttpEngine, VllmEngine
 
     engine = record.engine
     sure = record.thresholds.confident if record.thresholds else 0.9
@@ -425,6 +432,8 @@ def _measured_by(record: "Done") -> _Given:
         "draft": (record.identity and record.identity.draft) or None,
         "confident": sure if sure != 0.9 else None,
     }
+    if isinstance(engine, HttpEngine):
+        return given | {"engine": "http", "top_logprobs": engine.top}
     if isinstance(engine, VllmEngine):
         given["engine"] = "vllm"
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):

@@ -157,7 +157,8 @@ def swaps_in(
 
 def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     """The run that the flags ask for; `more` are fields of `Request`. Raises ScoremodeError."""
-    model = model_of(spec)
+    is_served = spec.engine == "http"
+    model = _tokenizer_of_served(spec) if is_served else model_of(spec)
     if spec.output is None:
         raise UsageError("no folder to write to: give -o DIR")
     from scoremode.results.folders.paths import check_folder
@@ -166,12 +167,16 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     from scoremode.runs.models import predictions_in
 
     # One of several models that is a finished run is ranked as it is.
-    predictions = None if getattr(spec, "is_sweep", False) else predictions_in(model)
+    predictions = None
+    if not (is_served or getattr(spec, "is_sweep", False)):
+        predictions = predictions_in(model)
     if predictions is None:
         options, tokenizer = engine_options(spec, spec.engine), spec.tokenizer
     else:
         options, tokenizer = _replayed(spec, session, predictions, more.get("reference"))
     if session.ranks is not None:
+        if is_served:
+            raise UsageError("--engine http: one process asks the server: without torchrun or srun")
         from dataclasses import replace
 
         options = replace(options, device=session.ranks.take_device(spec.device))
@@ -184,14 +189,25 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     if spec.engine == "torch" and from_hub and predictions is None:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
-    from scoremode.checkpoint.model_files import ModelFiles, resolve_local
+    from scoremode.checkpoint.model_files import (
+        ModelFiles,
+        resolve_local,
+        resolve_model,
+        resolve_tokenizer,
+    )
 
-    if os.path.isfile(model) and predictions is None:  # noqa: PTH113  Path's raises for long names
+    if os.path.isfile(model) and predictions is None and not is_served:  # noqa: PTH113  Path's raises for long names
         # A text in the model's place is said before another one is asked for.
         resolve_local(model)
-    found = _found_on_hub(model, spec.revision) if from_hub else model
+    found = _found_on_hub(model, spec.revision) if from_hub and not is_served else model
     if predictions is not None:
         found = ModelFiles(model, Path(model), model)
+    elif is_served:
+        found = (
+            resolve_tokenizer(model)
+            if spec.revision is None
+            else resolve_model(model, spec.revision)
+        )
     if (base := more.get("reference")) is not None:
         named = base, more["reference_revision"]
         more["reference"] = found if named == (model, spec.revision) else _found_on_hub(*named)
@@ -216,6 +232,15 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         ranks=session.ranks,
         **{"label": spec.label, **more},
     )
+
+
+def _tokenizer_of_served(spec: Measurement) -> str:
+    """MODEL, whose config and tokenizer are read, or where there is none --tokenizer. Raises UsageError
+    for neither."""
+    found = named_model(spec) or spec.tokenizer
+    if found is None:
+        raise UsageError("--engine http: token ids are sent: whose? give --tokenizer PATH")
+    return found
 
 
 # Flags of a model's layers and weights, which predictions no longer have.

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from scoremode.errors import UsageError
-from scoremode.spec.engine import Engine
+from scoremode.spec.engine import Engine, Http
 from scoremode.spec.flag import Flags, check_least
 
 if TYPE_CHECKING:
+    from scoremode.engines.http.options import HttpOptions
     from scoremode.engines.kv_formats import KvCache
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.options import VllmOptions
@@ -36,8 +37,10 @@ _VLLM_CACHES = {
 }  # fmt: skip
 
 
-def engine_options(spec: Engine, engine: str) -> "TorchOptions | VllmOptions":
-    """The options of an engine. Raises UsageError for what only the other one can do."""
+def engine_options(spec: Engine, engine: str) -> "TorchOptions | VllmOptions | HttpOptions":
+    """The options of an engine. Raises UsageError for what only another one can do."""
+    if engine == "http":
+        return http_options(spec)
     return torch_options(spec) if engine == "torch" else vllm_options(spec)
 
 
@@ -65,7 +68,7 @@ def reference_options(spec: Engine) -> "TorchOptions":
 
 def torch_options(spec: Engine) -> "TorchOptions":
     """The torch engine's. Raises UsageError for what only vLLM could do."""
-    _refuse(spec, "vllm")
+    _refuse(spec, "vllm", "http")
     check_least(1, spec, "batch_size")
     _check_share(spec)
     from scoremode.engines.torch.options import TorchOptions
@@ -86,7 +89,7 @@ def torch_options(spec: Engine) -> "TorchOptions":
 
 def vllm_options(spec: Engine) -> "VllmOptions":
     """The vLLM engine's. Raises UsageError for what only the torch engine can do."""
-    _refuse(spec, "torch")
+    _refuse(spec, "torch", "http")
     check_least(1, spec, "tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens")
     _check_share(spec)
     from scoremode.engines.vllm.options import VllmOptions
@@ -108,21 +111,77 @@ def vllm_options(spec: Engine) -> "VllmOptions":
     )
 
 
-def _only(spec: Engine, engine: str) -> list[str]:
-    """The flags that the other engine refuses."""
-    return [n for n, flag in Engine.flags.items() if flag.engine == engine and flag.refusal]
+# What needs all of a model's distribution, or the model itself, by the flags that ask for it.
+_NOT_SERVED = {
+    "full": "needs the model's whole distribution, of which a server gives the likeliest ids",
+    "draft": "needs the model's whole distribution, of which a server gives the likeliest ids",
+    "llama_cpp_block": "is made of exact divergences, of which a server allows bounds",
+    "noise_floor": "runs the base again beside an exact divergence, of which a server allows a bound",
+    "keep": "keeps final states, which stay in the server",
+    "keep_dense": "changes a model's weights, which are the server's",
+    "swap": "changes a model's weights, which are the server's",
+    "kv_cache": "is the server's own choice",
+    "quantization": "is the server's own choice",
+    "trust_remote_code": "runs a model's code, and the model is the server's",
+    "devices": "shares windows out over devices: --concurrency N has N requests under way",
+    "max_kld": "needs an exact divergence, of which a server allows a bound",
+    "max_kld_p99": "needs an exact divergence, of which a server allows a bound",
+    "max_tv": "needs an exact total variation, of which a server allows bounds",
+    "min_acceptance": "needs an exact total variation, of which a server allows bounds",
+    "min_half_life": "needs an exact total variation, of which a server allows bounds",
+}
+
+
+def http_options(spec: Engine) -> "HttpOptions":
+    """A server's, whose base computes by the torch engine's flags. Raises UsageError."""
+    if not isinstance(spec, Http):
+        raise UsageError("--engine http: is for scoremode ppl and scoremode kld")
+    if spec.base_url is None:
+        raise UsageError("--engine http: which server? --base-url http://HOST:PORT/v1")
+    for name, why in _NOT_SERVED.items():
+        _refuse_flag(spec, name, why)
+    for name in _only(spec, "vllm"):
+        _refuse_flag(spec, name, "is for --engine vllm; a server has its own settings")
+    check_least(1, spec, "concurrency", "top_logprobs")
+    if spec.request_timeout <= 0:
+        raise UsageError(f"--request-timeout {spec.request_timeout:g}: must be above 0")
+    from scoremode.engines.http.options import HttpOptions
+
+    has_base = getattr(spec, "reference", None) is not None
+    return HttpOptions(
+        base_url=spec.base_url,
+        model=spec.model_name,
+        key=spec.api_key_env,
+        concurrency=spec.concurrency,
+        top=spec.top_logprobs or (20 if has_base else 1),
+        timeout=spec.request_timeout,
+        base=torch_options(_without(spec, "http")),
+    )
+
+
+def _only(spec: Flags, *engines: str) -> list[str]:
+    """The flags of these engines that others refuse."""
+    return [n for n, flag in spec.flags.items() if flag.engine in engines and flag.refusal]
 
 
 def _without(spec: Engine, engine: str) -> Engine:
     return spec.but(**{name: spec.flags[name].default for name in _only(spec, engine)})
 
 
-def _refuse(spec: Engine, engine: str) -> None:
-    for name in _only(spec, engine):
-        flag, value = spec.flags[name], getattr(spec, name)
-        if value != flag.default and value not in flag.harmless:
-            shown = value[0] if isinstance(value, list) else value
-            raise UsageError(f"{flag.spelled} {shown}: {flag.refusal}")
+def _refuse(spec: Engine, *engines: str) -> None:
+    for name in _only(spec, *engines):
+        _refuse_flag(spec, name, str(spec.flags[name].refusal))
+
+
+def _refuse_flag(spec: Flags, name: str, why: str) -> None:
+    """Raises UsageError where a flag that there is was given a value that asks for anything."""
+    if (flag := spec.flags.get(name)) is None:
+        return
+    value = getattr(spec, name)
+    if value != flag.default and value not in flag.harmless:
+        shown = value[0] if isinstance(value, list | tuple) else value
+        words = flag.spelled if value is True else f"{flag.spelled} {shown}"
+        raise UsageError(f"{words}: {why}")
 
 
 def _check_share(spec: Engine) -> None:

@@ -112,9 +112,10 @@ class _Sampling(Flags, group=_SAMPLING):
 
 
 class _Engines(Flags, part="engine", group=_ENGINES):
-    engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(
+    engine: Flag[Literal["torch", "vllm"], str] = Devices.engine.but(  # pyright: ignore[reportAssignmentType]  no server
+        choices=("torch", "vllm"),
         help="run this engine; torch: transformers' generate (default); vllm: stock vLLM, many "
-        "times as fast on a GPU"
+        "times as fast on a GPU",
     )
     form = Form("the record", OUTPUT)
     quiet: Flag[bool, bool] = Quiet.quiet

@@ -23,6 +23,7 @@ from scoremode.cli.command import (
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of, row_seed
 from scoremode.errors import UsageError
+from scoremode.spec.engine import Http
 from scoremode.spec.flag import Flag, Flags, Group, PathName, Switch
 from scoremode.spec.run import (
     COMPARISON,
@@ -59,7 +60,7 @@ _OR_KEPT = Named.model.but(
 )
 
 
-class Ppl(Named, Swap, Measurement):
+class Ppl(Named, Swap, Http, Measurement):
     called = "ppl"
     model = _OR_KEPT
     usage = "scoremode ppl MODEL [flags]"
@@ -69,6 +70,7 @@ class Ppl(Named, Swap, Measurement):
         "scoremode ppl MODEL -f wiki.test.raw",
         "scoremode ppl QUANT.gguf --dataset-file wiki.test.raw --limit 20",
         "scoremode ppl org/model --protocol exl3 --format json",
+        "scoremode ppl --engine http --base-url http://HOST:8000/v1 --tokenizer MODEL",
     )
 
     def request(self, session: Session) -> "Request":
@@ -107,7 +109,7 @@ class _KeptToo(Flags, part="output", group=OUTPUT):
     )
 
 
-class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurement, _KeptToo):
+class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Http, Measurement, _KeptToo):
     called = "kld"
     model = _OR_KEPT
     margin = Margin.margin.but(group=COMPARISON)
@@ -198,6 +200,8 @@ class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Measurem
     def _run_several(self, session: Session) -> int:
         from scoremode.cli.sweep import print_foreseen, print_outcome, sweep_of, swept
 
+        if self.engine == "http":
+            raise UsageError("--engine http: takes one MODEL, and several are given")
         for flag, given in (("--keep-dense", self.keep_dense), ("--swap", self.swap)):
             if given:
                 raise UsageError(f"{flag} {given[0]}: takes one MODEL, and several are given")

@@ -21,6 +21,7 @@ from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.definition import Done, ShardDone
 from scoremode.results.record.model import (
     Activations,
+    HttpEngine,
     Reference,
     ReplayEngine,
     TorchEngine,
@@ -165,6 +166,7 @@ def measured_rows(record: Scored) -> list[tuple[str, str]]:
                        f"{engine.attention} attention"),
         *_products(engine),
         *_vllm(engine),
+        *_http(engine),
         ("bits per weight", bits(both.body, both.file, checkpoint.not_decoded)),
     ]  # fmt: skip
 
@@ -220,6 +222,8 @@ def _merged(record: Scored) -> list[tuple[str, str]]:
 def _memory(record: Scored) -> str:
     """The most that was held; of long windows on a GPU with what was expected, and their chunks."""
     engine = record.engine
+    if isinstance(engine, HttpEngine):
+        return "the server's"
     chunk = record.schedule and record.schedule.chunk_tokens
     said = f"{engine.peak_bytes / 2**30:.2f} GiB"
     if engine.estimated_bytes and engine.device.type == "cuda":
@@ -287,6 +291,23 @@ def _vllm(engine: Engine) -> list[tuple[str, str]]:
         *_decode(engine),
         ("kernels", kernels),
         ("logits", "float32" if engine.head_dtype == "float32" else engine.dtype),
+    ]
+
+
+def _http(engine: Engine) -> list[tuple[str, str]]:
+    """Rows that only a served model has: what the server was found to give."""
+    if not isinstance(engine, HttpEngine):
+        return []
+    probed = engine.probed
+    adds = (
+        f"; it adds {counted(probed.adds, 'token')} to a text, and none to ids"
+        if probed.adds
+        else ""
+    )
+    return [
+        ("server gives", f"{probed.gives}, {engine.top} of them asked for"),
+        ("aligned", probed.aligned),
+        ("its tokenizer", f"{probed.tokenizer}{adds}"),
     ]
 
 

@@ -14,6 +14,7 @@ from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.checkpoint.virtual import Mixture, ModuleInMemory
 from scoremode.engines.base import Options
+from scoremode.engines.http.options import HttpOptions
 from scoremode.engines.replay.options import Predictions, ReplayOptions
 from scoremode.engines.torch.options import InMemoryOptions, TorchOptions
 from scoremode.errors import CheckpointError, EngineError, UsageError
@@ -69,6 +70,10 @@ def opened_model(request: Request, notify: Callable[[str], None] = lambda _: Non
         return request.options.checkpoint
     if isinstance(request.options, ReplayOptions):
         return request.options.predictions.checkpoint
+    if isinstance(request.options, HttpOptions):
+        assert isinstance(request.model, ModelFiles)
+        assert not isinstance(request.tokenizer, str)
+        return request.options.opened(request.model, request.tokenizer)
     code = request.options.trust_remote_code
     checkpoint = opened(request.model, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)

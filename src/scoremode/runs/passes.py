@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.checkpoint.virtual import ModuleInMemory, RecordedCheckpoint
+from scoremode.checkpoint.virtual import Unread
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, UnsupportedFormat
 from scoremode.lib.tasks import Task
@@ -242,7 +242,7 @@ class RunPasses:
             check(scores, plan, windows)
         except InvalidMeasurement as error:
             checkpoint, found = self._context.checkpoint, None
-            has_none = isinstance(checkpoint, ModuleInMemory | RecordedCheckpoint)
+            has_none = isinstance(checkpoint, Unread)
             if np.isfinite(scores.logprob).all() or has_none:
                 raise
             # Needed by no run that ends well.

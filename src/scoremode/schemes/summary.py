@@ -8,7 +8,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import DTYPE_BITS, FLOATS
-from scoremode.checkpoint.virtual import ModuleInMemory, RecordedCheckpoint
+from scoremode.checkpoint.virtual import Unread
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.fused_experts import input_tensors
@@ -206,7 +206,7 @@ def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:
     Where a format is not one of ours, its logical weights can't be counted: parameters and bits per
     weight are None, and the format has its config's name and the bytes it takes.
     """
-    if isinstance(checkpoint, ModuleInMemory | RecordedCheckpoint):
+    if isinstance(checkpoint, Unread):
         return checkpoint.summary()
     try:
         summary = summarize(checkpoint)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from scoremode.spec.flag import Flag, Flags, Group, Name, Number, Place, Quantity, Switch
 from scoremode.spec.values import bytes_of, cache_of, finite, whole
 
-__all__ = ["Devices", "Dtype", "Engine"]
+__all__ = ["Devices", "Dtype", "Engine", "Http"]
 
 BOTH_ENGINES = Group(
     "both engines",
@@ -24,6 +24,13 @@ _OF_VLLM: dict[str, Any] = {
     "in_memory": False,
 }
 _KEYWORD: dict[str, Any] = {**_OF_VLLM, "keyword": True}
+_OF_HTTP: dict[str, Any] = {
+    "engine": "http",
+    "refusal": "is for --engine http",
+    "moves_score": True,
+    "in_sweep": False,
+    "in_memory": False,
+}
 _SPLITS_NOTHING = (
     "the torch engine splits no model and needs not, since it holds one dense layer at a time; "
     "--devices shares windows out, --engine vllm splits a model"
@@ -33,10 +40,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class Devices(Flags, part="engine", group=BOTH_ENGINES):
-    engine: Flag[Literal["torch", "vllm"], str] = Flag(
-        "run this engine; torch: scoremode's own (default); vllm: stock vLLM with scoremode's "
-        "plugin",
-        choices=("torch", "vllm"),
+    engine: Flag[Literal["torch", "vllm", "http"], str] = Flag(
+        "run this engine; torch: scoremode's own (default); vllm: stock vLLM; http: a server",
+        choices=("torch", "vllm", "http"),
         default="torch",
         moves_score=True,
         common=True,
@@ -223,3 +229,34 @@ class Engine(Flags, part="engine", group=BOTH_ENGINES):
         **_OF_VLLM,
     )
     strict: Switch = Flag("fail if the plugin does not fit this vLLM", switch=True, **_OF_VLLM)
+
+
+class Http(
+    Flags,
+    part="engine",
+    group=Group(
+        "http engine",
+        "for a vLLM or SGLang server that runs already; MODEL may be left out, --tokenizer not "
+        "(docs/servers.md)",
+    ),
+):
+    base_url: Name = Flag("score the model that this server serves", "URL", **_OF_HTTP)
+    model_name: Name = Flag(
+        "take the model that it serves under this name (default: the only one)", "NAME", **_OF_HTTP
+    )
+    api_key_env: Name = Flag(
+        "send the key that is in this environment variable (default: none)", "VARIABLE", **_OF_HTTP
+    )
+    concurrency: Flag[int, int] = Flag(
+        "have N requests under way (default: 8)", "N", read=whole, default=8, **_OF_HTTP
+    )
+    top_logprobs: Number = Flag(
+        "ask for the K likeliest tokens at each place, which bounds on KLD and total variation "
+        "are made of (default: 20 with --reference, which is as many as vLLM gives by default, else 1)",
+        "K",
+        read=whole,
+        **_OF_HTTP,
+    )
+    request_timeout: Flag[float, float] = Flag(
+        "wait SECONDS for a reply (default: 600)", "SECONDS", read=finite, default=600.0, **_OF_HTTP
+    )

@@ -121,7 +121,7 @@ class Flag(Generic[Given, Value]):
     nargs: int | str | None = None
     const: Any = None
     action: Any = None
-    engine: Literal["torch", "vllm"] | None = None
+    engine: Literal["torch", "vllm", "http"] | None = None
     refusal: str = ""
     harmless: tuple[Any, ...] = ()
     keyword: bool = False

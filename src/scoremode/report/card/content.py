@@ -42,7 +42,13 @@ from scoremode.report.runs import HALF_LIFE, half_life_cell
 from scoremode.results.labels import base_of
 from scoremode.results.metrics import METRIC, METRICS, MetricSpec, Shown, shown
 from scoremode.results.record.definition import Done
-from scoremode.results.record.model import Reference, ReplayEngine, TorchEngine, VllmEngine
+from scoremode.results.record.model import (
+    HttpEngine,
+    Reference,
+    ReplayEngine,
+    TorchEngine,
+    VllmEngine,
+)
 from scoremode.results.record.outcome import Intervals
 from scoremode.results.record.section import Metric, decode
 from scoremode.results.record.text import Corpus, Protocol
@@ -183,6 +189,8 @@ def _computed(records: Sequence[Done]) -> str:
     """Names the engines, dtypes, arithmetics and devices that computed the runs."""
     engines = [record.engine for record in records]
     names = list(map(_engine_words, engines))
+    if all(isinstance(engine, HttpEngine) for engine in engines):
+        return f"Computed by {_either(names)}, which says nothing of dtype and device."
     return (
         f"Computed by {_either(names)} in {_either(e.dtype for e in engines)}, arithmetic "
         f"{_either(e.arithmetic for e in engines)}, on "
@@ -192,6 +200,9 @@ def _computed(records: Sequence[Done]) -> str:
 
 
 def _engine_words(engine: TorchEngine) -> str:
+    if isinstance(engine, HttpEngine):
+        version = "" if engine.version is None else f" {engine.version}"
+        return f"a {engine.server}{version} server"
     if isinstance(engine, ReplayEngine):
         by = (engine.replayed.engine or {}).get("engine", "llama.cpp")
         return f"scoremode from kept predictions of {by}"

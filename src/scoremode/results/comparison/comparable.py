@@ -67,6 +67,7 @@ _NOTED = {
     "device": "engine.device.name",
     "tokenizer sha256": "tokenizer.sha256",
     "vLLM": "engine.vllm",
+    "server": "engine.version",
     "confident": "thresholds.confident",
 }
 

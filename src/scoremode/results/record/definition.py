@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from scoremode.results.record.model import (
     Checkpoint,
+    HttpEngine,
     Kept,
     Reference,
     ReplayEngine,
@@ -111,14 +112,17 @@ _Shard = Annotated[
 ]
 
 _Engine = Annotated[
-    TorchEngine | VllmEngine | ReplayEngine,
+    TorchEngine | VllmEngine | ReplayEngine | HttpEngine,
     words(
         "device, dtype, arithmetic, products, attention, KV cache, head, seconds a stage, peak "
         "memory, unused tensors; `engine` is `torch`, `vllm`, or `replay` for predictions that were "
         "kept: `replayed` says which (`sha256` of states and head, `run_sha256` of their record; or of "
         "llama.cpp's file, with the `step_nats` of its codes and how far they reach), the `engine` "
         "that made them, the dtype that it rounded `logits` to, and how far their scores are from "
-        "those that were kept (`check`)"
+        "those that were kept (`check`); or `http` for a `model` that a `server` of a `version` "
+        "served: the `top` likeliest ids were asked for at each place, and `probed` says what it was "
+        "found to `give`, where that was shown to be `aligned` with the tokens, whether its "
+        "`tokenizer` is ours, and how many tokens it `adds` to a text"
     ),
 ]
 

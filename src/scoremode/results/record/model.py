@@ -121,6 +121,25 @@ class ReplayEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", t
     replayed: Replayed
 
 
+class Probed(Section, frozen=True, kw_only=True):
+    """What a server was found to give before anything was scored."""
+
+    gives: str
+    aligned: str
+    tokenizer: str
+    adds: int | None
+
+
+class HttpEngine(TorchEngine, frozen=True, kw_only=True, tag_field="engine", tag="http"):
+    """A server, as far as it says what it is."""
+
+    server: str
+    version: str | None
+    model: str
+    top: Positive
+    probed: Probed
+
+
 class TakenModules(Section, frozen=True, kw_only=True):
     pattern: str
     source: str
