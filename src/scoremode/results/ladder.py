@@ -398,15 +398,17 @@ def _judged(
     engines = before[0].record.document["engine"], rung.run.record.document["engine"]
     order = ("float32", "float16", "bfloat16").index
     dtype = max((engine["dtype"] for engine in engines), key=order)
+    logits = max(map(logits_of, engines), key=order)
     if noise is not None and rung.step["name"] != "base":
-        return judge_step(rung.after, Noise.of(noise), dtype=dtype).to_json()
+        # The noise's are the torch engine's own, which rounds none.
+        return judge_step(rung.after, Noise.of(noise), dtype=dtype, logits=logits).to_json()
     context = rung.run.record.protocol.context_length
     found = difference(rung.scores, before[1], context, rung.run.weights, rung.run.places)
     ran = [(engine.get("activations") or {}).get("ran") for engine in engines]
     verdict = judge(
         found,
         compute=dtype,
-        logits=max(map(logits_of, engines), key=order),
+        logits=logits,
         activations=ran[1],
         reference=ran[0],
     )

@@ -35,8 +35,26 @@ def planted(model: Any, fault: str) -> Iterator[None]:
 
 def plugin() -> None:
     """vLLM's call in every process that it starts."""
-    if fault := os.environ.get(SWITCH):
+    fault = os.environ.get(SWITCH)
+    if fault in OF_ATTENTION:
         _attention(fault).__enter__()
+    elif fault is not None:
+        _plant_when_loaded(fault)
+
+
+def _plant_when_loaded(fault: str) -> None:
+    """Plants the fault in the model that this process loads, which has no weights yet."""
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    load = BaseModelLoader.load_model
+
+    def changed(self: Any, *args: Any, **named: Any) -> Any:
+        model = load(self, *args, **named)
+        for owner, name, value in OF_MODELS[fault](model):
+            setattr(owner, name, value)
+        return model
+
+    patch.object(BaseModelLoader, "load_model", changed).__enter__()
 
 
 Change = tuple[Any, str, Any]

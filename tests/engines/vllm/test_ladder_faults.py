@@ -5,7 +5,9 @@ fault while it runs (`faults.py`). The llama is the demo's, which is trained; th
 """
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,21 @@ def test_what_bf16_hides(steps):
     assert not judged(steps, "llama, bf16", "rope").alarm
     exact = judged(steps, "llama", "rope")
     assert exact.kld < 0.2 * judged(steps, "llama, bf16", "clean").noise_kld
+
+
+def test_a_ladder_finds_it_on_its_step_and_stops_there(engines, demo, tmp_path):
+    """Each process that runs vLLM has the fault, which is in decode steps alone."""
+    model, here = str(demo / "model"), Path(__file__).parent
+    text = ["-f", str(demo / "heldout.txt"), "--protocol", "disjoint", "-c", "64", "--limit", "16"]
+    asked = ["ladder", model, "--reference", model, *text, "--dtype", "float32", "--json"]
+    code, out, err = engines.run(
+        ["-m", "scoremode", *asked, "-o", str(tmp_path / "ladder")],
+        SCOREMODE_TEST_FAULT="kv scale in decode",
+        PYTHONPATH=os.pathsep.join([*sys.path, str(here), str(here / "fault_plugin")]),
+    )
+    assert code == 3, err
+    found = json.loads(out)["findings"]
+    judged = {step["step"]: step["judged"] for step in found["steps"]}
+    assert [name for name, said in judged.items() if said["alarm"]] == ["vllm-decode"]
+    assert judged["vllm-prefill"]["words"].startswith("as rounding: ")
+    assert found["verdict"].startswith("alarm at vllm-decode: everywhere: ")

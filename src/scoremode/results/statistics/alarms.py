@@ -27,7 +27,7 @@ over windows, which is what is held against the limit.
 - *Halves.* The noise is all of a dtype's rounding, and so are both steps': where these are independent
   the ratio is √2. The limit finds what adds one and a half times the noise's own divergence.
 - *Rounded logits.* What rounding logits adds depends on their size: between 16 and 32 one of bfloat16
-  is a multiple of 0.125. There is no bound beside what the layers add. Where the noise has no part of it
+  is a multiple of 0.125. Nothing bounds it by what the layers add. Where the noise has no part of it
   (`Noise.of`), limits are half as wide again.
 - *float32.* Another attention changes a part of the rounding alone, in some models no bit: hence the
   wider limit and the floor, twice the total variation of SmolLM2 in vLLM. A wrong step is a thousand
