@@ -37,8 +37,7 @@ from scoremode.results.record.definition import (
     AnyStatus,
     needed_by,
 )
-from scoremode.schemes.resolve import LIBRARIES
-from scoremode.schemes.unsupported import METHODS
+from scoremode.schemes.resolve import LIBRARIES, METHODS
 from scoremode.spec.flag import Flag
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -15,6 +15,7 @@ from scoremode.report.rendering import document_markdown, table_csv
 from scoremode.report.terminal import document_text
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.gates import Gate
+from scoremode.results.metrics import METRICS
 
 PLACES = overlapping(9000, CONTEXT, 64)
 HOSTILE = "models/a|b\x1b[31m\u202e`*"
@@ -49,14 +50,8 @@ def test_every_value_of_a_run_has_its_column_in_the_csv(value):
     """The table may leave one out; `source`, what a ratio is to, and verdicts with all
     their numbers are JSON's alone."""
     _, one, _ = csv.DictReader(io.StringIO(table_csv(compare_document(value).data)))
-    units = {
-        "kld_nats": "kld",
-        "kld_p99_nats": "kld_p99",
-        "top1_share": "top1",
-        "acceptance_share": "acceptance",
-        "half_life_tokens": "half_life",
-        "size_gib": "gib",
-    }
+    units = {"half_life_tokens": "half_life", "size_gib": "gib"}
+    units |= {metric.data_key: metric.key for metric in METRICS}
     named = {units.get(name, name) for name in one}
     assert value["runs"][0].keys() - named == {"source", "ratio_to", "ranks", "verdicts"}
     assert (one["rank_first"], one["rank_last"]) == ("1", "1")

@@ -26,11 +26,11 @@ def small_tiles(monkeypatch):
     """Several programs a weight, where they are interpreted."""
     require_triton(monkeypatch)
     if not torch.cuda.is_available():
-        from scoremode.schemes import bitsandbytes_kernels, hqq_kernels, mlx_kernels
+        from scoremode.schemes import library_kernels
 
-        monkeypatch.setattr(hqq_kernels, "_TILE", 512)
-        monkeypatch.setattr(mlx_kernels, "_TILE", (2, 64))
-        monkeypatch.setattr(bitsandbytes_kernels, "_TILE", 1024)
+        monkeypatch.setattr(library_kernels, "HQQ_TILE", 512)
+        monkeypatch.setattr(library_kernels, "MLX_TILE", (2, 64))
+        monkeypatch.setattr(library_kernels, "BITSANDBYTES_TILE", 1024)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

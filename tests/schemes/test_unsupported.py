@@ -8,8 +8,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.resolve import READ, method_of
-from scoremode.schemes.unsupported import foreign_method, refuse_transforms
+from scoremode.schemes.resolve import READ, foreign_method, method_of, refuse_transforms
 
 
 @pytest.mark.parametrize(

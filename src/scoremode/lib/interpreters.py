@@ -1,4 +1,4 @@
-"""Work in another environment's Python: one call of a function there, as `lib.processes.run_apart` has it.
+"""Work in another environment's Python: one call of a function there, as `run_apart` has it.
 
 Two installations of a library can't be in one process, nor in one environment. Each has an interpreter
 of its own, which needs the same scoremode. What travels is JSON, on a private pipe, and files that the

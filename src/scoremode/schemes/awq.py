@@ -162,9 +162,9 @@ class GemvFast:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import awq_kernels
+            from scoremode.schemes import library_kernels
 
-            awq_kernels.decode(out, packed, scale, zero, self.size)
+            library_kernels.gemv_fast(out, packed, scale, zero, self.size)
 
         if fallback.attempt(f"decode {self.label}", out.device, run):
             return

@@ -102,9 +102,9 @@ class FourBit:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import bitsandbytes_kernels
+            from scoremode.schemes import library_kernels
 
-            bitsandbytes_kernels.decode(out, packed, absmax, table, self.blocksize, self.dtype)
+            library_kernels.four_bit(out, packed, absmax, table, self.blocksize, self.dtype)
 
         if not fallback.attempt(f"decode {self.label}", out.device, run):
             self._decode(packed, absmax, table, out, scratch)
@@ -177,9 +177,9 @@ class LlmInt8:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import bitsandbytes_kernels
+            from scoremode.schemes import library_kernels
 
-            bitsandbytes_kernels.decode_int8(out, weight, largest, INVERSE)
+            library_kernels.llm_int8(out, weight, largest, INVERSE)
 
         if fallback.attempt(f"decode {self.label}", out.device, run):
             return

@@ -20,6 +20,7 @@ from scoremode.schemes.compressed_tensors_config import (
     Group,
     QuantizationConfig,
     parse_quantization,
+    sparse_format,
 )
 from scoremode.schemes.compressed_tensors_weights import (
     float_quantized,
@@ -33,7 +34,6 @@ from scoremode.schemes.fields import TensorFormat
 from scoremode.schemes.layout import POWERS_OF_TWO, SCALES, Headers, Layout, Linear, Tensor, single
 from scoremode.schemes.library import Library
 from scoremode.schemes.packed import Packed
-from scoremode.schemes.unsupported import sparse_format
 
 # Left by a cache's quantization in its own checkpoints; they belong to the cache.
 _OF_THE_CACHE = {"output_scale", "output_zero_point"}

@@ -17,13 +17,20 @@ from typing import Any
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, TensorFormat, UnreadCache, declared_cache, shown
 from scoremode.schemes.patterns import EMBEDDINGS, Patterns, parts_of
-from scoremode.schemes.unsupported import sparse_format
 
 _TOKEN = TensorFormat(8, "int", "token", dynamic=True)
 _FP8_TOKEN = replace(_TOKEN, type="float")
 _FP8_GROUP = TensorFormat(8, "float", "group", 128, dynamic=True)
 _NVFP4 = TensorFormat(4, "float", "tensor_group", 16, scale_dtype="float8_e4m3fn")
 _INT8 = (TensorFormat(8, "int", "channel"), _TOKEN)
+_SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
+
+
+def sparse_format(name: Any) -> str | None:
+    """The reason why a sparse format of compressed-tensors is refused; None for any other name."""
+    if not isinstance(name, str) or name not in _SPARSE:
+        return None
+    return f"sparse format {name!r}: not supported, by the newest compressed-tensors neither"
 
 
 def _mx(bits: int, *, dynamic: bool = False) -> TensorFormat:

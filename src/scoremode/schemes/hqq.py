@@ -174,9 +174,9 @@ class Grouped:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import hqq_kernels
+            from scoremode.schemes import library_kernels
 
-            hqq_kernels.decode(out, packed, scale, zero, self)
+            library_kernels.hqq(out, packed, scale, zero, self)
 
         if not fallback.attempt(f"decode {self.label}", out.device, run):
             self._decode(packed, scale, zero, out, scratch)

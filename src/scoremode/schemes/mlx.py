@@ -159,9 +159,9 @@ class Affine:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import mlx_kernels
+            from scoremode.schemes import library_kernels
 
-            mlx_kernels.decode(out, packed, scale, bias, self.bits, self.size)
+            library_kernels.mlx(out, packed, scale, bias, self.bits, self.size)
 
         if fallback.attempt(f"decode {self.label}", out.device, run):
             return
