@@ -109,7 +109,9 @@ class _KeptToo(Flags, part="output", group=OUTPUT):
     )
 
 
-class Kld(Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Http, Measurement, _KeptToo):
+class Kld(
+    Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Http, Measurement, _KeptToo
+):
     called = "kld"
     model = _OR_KEPT
     margin = Margin.margin.but(group=COMPARISON)
