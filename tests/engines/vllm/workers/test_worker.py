@@ -26,6 +26,14 @@ def test_vllm_finds_the_class_by_its_name():
     assert all(n.startswith("scoremode_") for n in own)
 
 
+def test_a_runner_is_told_by_the_module_of_its_class_and_not_by_its_bases():
+    mixin = type("Mixin", (), {"__module__": "vllm.v1.worker.lora_model_runner_mixin"})
+    for home, wanted in (("gpu_model_runner", "V1"), ("gpu.model_runner", "V2")):
+        runner = type("GPUModelRunner", (mixin,), {"__module__": f"vllm.v1.worker.{home}"})
+        other = type("CPUModelRunner", (runner,), {"__module__": "vllm.v1.worker.cpu_model_runner"})
+        assert worker._runner(runner) == worker._runner(other) == wanted
+
+
 def test_a_cache_that_attention_does_not_have_is_named():
     class Attention:
         @staticmethod

@@ -83,7 +83,7 @@ class WorkerExtension:
         device = torch.device(runner.device)
         return {
             "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
-            "runner": "V2" if ".worker.gpu." in f"{type(runner).__mro__[-2].__module__}." else "V1",
+            "runner": _runner(type(runner)),
             "runner_class": f"{type(runner).__module__}.{type(runner).__qualname__}",
             "dtype": str(runner.model_config.dtype).removeprefix("torch."),
             "quantization": runner.model_config.quantization,
@@ -172,6 +172,12 @@ def _scorer(worker: WorkerExtension) -> Any:
     model = worker.model_runner.get_model()
     holder = worker.scoremode_steps or getattr(model, "pooler", None)
     return getattr(holder, "scorer", None)
+
+
+def _runner(own: type) -> str:
+    """V1 or V2: both of vLLM's runners are called GPUModelRunner, and other devices' derive from one."""
+    homes = [c.__module__ for c in own.__mro__ if c.__name__ == "GPUModelRunner"]
+    return "V2" if any(".worker.gpu." in home for home in homes) else "V1"
 
 
 def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
