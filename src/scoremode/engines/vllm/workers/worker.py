@@ -175,7 +175,7 @@ def _scorer(worker: WorkerExtension) -> Any:
 
 
 def _runner(own: type) -> str:
-    """V1 or V2: both of vLLM's runners are called GPUModelRunner, and other devices' derive from one."""
+    """V1 or V2: both of vLLM's runners are GPUModelRunners, and other devices' derive from one."""
     homes = [c.__module__ for c in own.__mro__ if c.__name__ == "GPUModelRunner"]
     return "V2" if any(".worker.gpu." in home for home in homes) else "V1"
 
