@@ -71,21 +71,6 @@ def hub(data):
         yield running
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("hf-home")
-
-
-@pytest.fixture(scope="module")
-def online(hub, home):
-    return call(hub.endpoint, home, SCRIPT % json.dumps(CALLS)) | {"fetched": hub.fetched()}
-
-
-@pytest.fixture(scope="module")
-def offline(online, hub, home):
-    return call(hub.endpoint, home, SCRIPT % json.dumps(CALLS), offline=True)
-
-
 @pytest.mark.parametrize("key", ["tiny", "branch", "commit"])
 def test_a_hub_id_is_a_folder_of_its_commit(online, key):
     assert online[key] == {

@@ -1,10 +1,9 @@
 """GGUF files of the hub: one model's alone, by its name or its quant's."""
 
-import json
 from urllib.parse import unquote
 
 import pytest
-from support.fake_hub import COMMIT, Repo, call, serve
+from support.fake_hub import COMMIT, Repo, serve
 from support.gguf.files import llama, split
 
 SCRIPT = """
@@ -83,21 +82,6 @@ def hub():
     with serve(repos) as running:
         running.broken.add("x-Q8_0.gguf")
         yield running
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("hf-home")
-
-
-@pytest.fixture(scope="module")
-def online(hub, home):
-    return call(hub.endpoint, home, SCRIPT % json.dumps(CALLS)) | {"fetched": hub.fetched()}
-
-
-@pytest.fixture(scope="module")
-def offline(online, hub, home):
-    return call(hub.endpoint, home, SCRIPT % json.dumps(CALLS), offline=True)
 
 
 @pytest.mark.parametrize("key", SOURCES)

@@ -13,15 +13,6 @@ from scoremode.schemes.summary import summarize
 
 WEIGHT = random_weight(6, 96, torch.bfloat16)
 WIDE = random_weight(16, 96, torch.bfloat16)
-LABELS = {
-    "fp8": ("FP8", "float8 tensor static"),
-    "ptpc": ("FP8_DYNAMIC", "float8 token"),
-    "int8": ("W8A8 channel", "int8 token"),
-    "mxfp4": ("MXFP4", "float4 group 32"),
-    "mxfp4 weights": ("MXFP4A16", None),
-    "int4": ("W4A16 g32", None),
-    "uint4": ("W4A16 g32 asym", None),
-}
 
 
 def stored(kind: str = "fp8", **changes) -> dict[str, torch.Tensor]:
