@@ -40,7 +40,8 @@ def watch(monkeypatch):
 @pytest.mark.parametrize("order", [reversed, sorted, lambda names: names[1:] + names[:1]])
 def test_each_target_once_whatever_the_order_of_rows(order, watch):
     windows = make_windows()
-    drive(*watch(windows, order=order), windows)
+    runner, scorer = watch(windows, order=order)
+    drive(runner, scorer, windows)
 
 
 def test_all_rows_of_a_step_are_scored_together(watch):
