@@ -140,6 +140,12 @@ _MATRIX: dict[str, dict[str, Start]] = {
         }
         for form in ("dense", "W4A16")
     },
+    "decode, two stages": {
+        "ours": replace(
+            _decoding("dense", "windows", "mixed", dtype="float32", pipeline_parallel_size=2),
+            environment=TWO_RANKS,
+        )
+    },
     "float32, two ranks on Ray": {"ours": _on_ray(dtype="float32", tensor_parallel_size=2)},
     "dense, two stages on Ray": {"ours": _on_ray(pipeline_parallel_size=2)},
     "float32, chunked": {"ours": _ours(dtype="float32", max_num_batched_tokens=96, max_num_seqs=4)},

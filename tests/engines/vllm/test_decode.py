@@ -53,6 +53,15 @@ def test_float32_is_prefills(process, start, call, ran):
     assert (ours.column(call, "top1") == plain.column(call, "top1")).mean() > 0.999
 
 
+@pytest.mark.large
+@pytest.mark.parametrize("call", ["windows", "mixed"])
+def test_two_stages(call, ran):
+    """The last stage scores what the first began; compiled."""
+    ours, plain = ran("decode, two stages"), ran("float32", "plain")
+    assert ours.facts["describe"]["pipeline_parallel_size"] == 2
+    np.testing.assert_allclose(ours.column(call), plain.column(call), rtol=0, atol=2e-5)
+
+
 def test_float32_is_the_torch_engines(ran):
     """Two engines with nothing in common but the checkpoint."""
     ours, theirs = ran("decode", "float32"), ran("torch", "dense float32")
