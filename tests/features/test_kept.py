@@ -10,14 +10,14 @@ import pytest
 from support.llama_cpp.files import CONTEXT, GOLDEN, TEXT_BYTES
 from support.run_requests import request
 
+from scoremode.checkpoint.model_files import ModelFiles
 from scoremode.cli.main import main
 from scoremode.engines.replay.engine import KeptRun
-from scoremode.engines.replay.options import ReplayOptions
-from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.errors import ReferenceUnusable, RunFolderError, TokenizerError
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.results.folders.store import find_runs, read_record, read_scores
 from scoremode.runs.measure import measure
+from scoremode.runs.models import predictions_in, replayed
 
 CPU = ["--device", "cpu", "--max-memory", "2M"]
 
@@ -167,8 +167,7 @@ def test_a_run_that_kept_nothing_is_no_model(quant, text, tmp_path, capsys):
 
 
 def test_resume_finds_the_run_again(kept, kept_quant, quant, text, tmp_path):
-    options = ReplayOptions(KeptRun(kept_quant), TorchOptions(device="cpu"))
-    asked = request(quant, text, tmp_path, reference=str(kept), options=options)
+    asked = replayed(request(kept_quant, text, tmp_path, reference=str(kept)), KeptRun(kept_quant))
     first = measure(asked)
     again = measure(replace(asked, resume=True))
     assert again.folder == first.folder
@@ -293,3 +292,20 @@ def test_tables_of_runs_of_both_kinds(kept_base, tmp_path, capsys):
         )
     assert (tmp_path / "page.html").stat().st_size > 10_000
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_tokenizer_is_the_one_that_the_record_names(kept_quant, quant, tmp_path, monkeypatch):
+    """In Python: a request of kept predictions takes it, of the hub's models by their commit."""
+    asked = replayed(request(kept_quant, "", tmp_path), predictions_in(str(kept_quant)))
+    assert isinstance(asked.tokenizer, ModelFiles) and asked.tokenizer.path == quant
+    assert asked.resolved().model.path == kept_quant
+    monkeypatch.setattr("scoremode.runs.models.resolve_model", lambda *named: named)
+    for source, found in (
+        ("hub:org/name@abc", ("org/name", "abc")),
+        ("hub:org/x", ("org/x", None)),
+    ):
+        monkeypatch.setattr(KeptRun, "tokenizer", source)
+        assert replayed(request(kept_quant, "", tmp_path), KeptRun(kept_quant)).tokenizer == found
+    monkeypatch.setattr(KeptRun, "tokenizer", str(tmp_path / "gone"))
+    with pytest.raises(TokenizerError, match="gone any more: give --tokenizer"):
+        replayed(request(kept_quant, "", tmp_path), KeptRun(kept_quant))

@@ -20,7 +20,6 @@ from scoremode.spec.text import Calibration, Protocol, Stopping
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.model_files import ModelFiles
-    from scoremode.engines.replay.options import Predictions, ReplayOptions
     from scoremode.report.document import Document
     from scoremode.results import gates
     from scoremode.results.record.definition import Record
@@ -164,16 +163,15 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
     from scoremode.results.folders.paths import check_folder
 
     check_folder(spec.output)
-    from scoremode.runs.models import predictions_in
+    from scoremode.runs.models import predictions_in, replayed
 
     # One of several models that is a finished run is ranked as it is.
     predictions = None
     if not (is_served or getattr(spec, "is_sweep", False)):
         predictions = predictions_in(model)
-    if predictions is None:
-        options, tokenizer = engine_options(spec, spec.engine), spec.tokenizer
-    else:
-        options, tokenizer = _replayed(spec, session, predictions, more.get("reference"))
+    if predictions is not None:
+        _check_replayed(spec, session)
+    options = engine_options(spec, spec.engine)
     if session.ranks is not None:
         if is_served:
             raise UsageError("--engine http: one process asks the server: without torchrun or srun")
@@ -190,7 +188,6 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
     from scoremode.checkpoint.model_files import (
-        ModelFiles,
         resolve_local,
         resolve_model,
         resolve_tokenizer,
@@ -200,9 +197,7 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         # A text in the model's place is said before another one is asked for.
         resolve_local(model)
     found = _found_on_hub(model, spec.revision) if from_hub and not is_served else model
-    if predictions is not None:
-        found = ModelFiles(model, Path(model), model)
-    elif is_served:
+    if is_served:
         found = (
             resolve_tokenizer(model)
             if spec.revision is None
@@ -215,14 +210,14 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         session.screen.line("--gpu-memory-utilization changes nothing on a CPU")
     corpus, protocol = text_and_protocol(spec, session)
     calibration = calibration_of(spec, session)
-    return Request(
+    request = Request(
         model=found,
         corpus=corpus,
         protocol=protocol,
         options=options,
         output=spec.output,
         revision=spec.revision,
-        tokenizer=tokenizer,
+        tokenizer=spec.tokenizer,
         quantization=spec.quantization if spec.engine == "torch" else None,
         resume=spec.resume,
         token_text=spec.token_text,
@@ -232,6 +227,7 @@ def request_of(spec: Measurement, session: Session, **more: Any) -> "Request":
         ranks=session.ranks,
         **{"label": spec.label, **more},
     )
+    return request if predictions is None else replayed(request, predictions)
 
 
 def _tokenizer_of_served(spec: Measurement) -> str:
@@ -248,17 +244,9 @@ _OF_LAYERS = ("revision", "quantization", "swap", "keep_dense", "arithmetic", "k
               "placement", "batch_size", "shard", "noise_floor")  # fmt: skip
 
 
-def _replayed(
-    spec: Measurement, session: Session, predictions: "Predictions", base: str | None
-) -> "tuple[ReplayOptions, ModelFiles | str]":
-    """The options that score kept predictions as MODEL, and the tokenizer of their text. Raises
-    UsageError for a flag of layers, which don't run."""
-    from scoremode.cli.engines import torch_options
-    from scoremode.engines.replay.options import ReplayOptions
-    from scoremode.runs.models import recorded_tokenizer
-
-    model = model_of(spec)
-    what = f"{model} holds predictions that are kept already, and no layer runs"
+def _check_replayed(spec: Measurement, session: Session) -> None:
+    """Raises UsageError for a flag of layers, which don't run where MODEL is predictions."""
+    what = f"{model_of(spec)} holds predictions that are kept already, and no layer runs"
     if session.ranks is not None:
         raise UsageError(f"{what}: one process scores them: without --devices or torchrun")
     if spec.engine != "torch":
@@ -268,12 +256,6 @@ def _replayed(
         if flag is not None and (value := getattr(spec, name)) != flag.default:
             shown = value[0] if isinstance(value, list) else value
             raise UsageError(f"{flag.spelled} {shown}: {what}")
-    tokenizer = spec.tokenizer or recorded_tokenizer(predictions, base)
-    if tokenizer is None:
-        raise UsageError(
-            f"{model}: doesn't say which tokenizer made its tokens: give --tokenizer PATH"
-        )
-    return ReplayOptions(predictions, torch_options(spec)), tokenizer
 
 
 def _found_on_hub(model: str, revision: str | None) -> "str | ModelFiles":

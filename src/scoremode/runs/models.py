@@ -17,7 +17,7 @@ from scoremode.engines.base import Options
 from scoremode.engines.http.options import HttpOptions
 from scoremode.engines.replay.options import Predictions, ReplayOptions
 from scoremode.engines.torch.options import InMemoryOptions, TorchOptions
-from scoremode.errors import CheckpointError, EngineError, UsageError
+from scoremode.errors import CheckpointError, EngineError, TokenizerError, UsageError
 from scoremode.lib.hub import on_hub
 from scoremode.llama_cpp.file import holds_logits
 from scoremode.results.folders.store import RECORD
@@ -135,18 +135,40 @@ def predictions_in(model: str) -> Predictions | None:
     return None
 
 
-def recorded_tokenizer(predictions: Predictions, base: str | None) -> ModelFiles | None:
-    """The tokenizer of kept predictions, as the record has it that made them, else that of a base, kept
-    or not; None where nothing tells it. Raises CheckpointError for one that is gone."""
+def replayed(request: Request, predictions: Predictions) -> Request:
+    """A request of the torch engine with `predictions` as its model, under `request.model`, and the
+    tokenizer that made their text unless it names one. Raises UsageError where nothing tells which that
+    was, TokenizerError where it is gone."""
+    assert isinstance(request.options, TorchOptions)
+    name = str(request.model)
+    tokenizer = request.tokenizer or _tokenizer_of(predictions, request.reference)
+    if tokenizer is None:
+        raise UsageError(
+            f"{name}: doesn't say which tokenizer made its tokens: give --tokenizer PATH"
+        )
+    return replace(
+        request,
+        model=ModelFiles(name, Path(name), name),
+        tokenizer=tokenizer,
+        options=ReplayOptions(predictions, request.options),
+    )
+
+
+def _tokenizer_of(predictions: Predictions, base: str | ModelFiles | None) -> ModelFiles | None:
+    """The tokenizer in the record of what was kept, else that of a base, kept or not."""
     source = predictions.tokenizer
-    if source is None and base is not None and not os.path.isfile(Path(base) / RECORD):  # noqa: PTH113
-        return None if os.path.isfile(base) and not is_gguf(Path(base)) else resolve_model(base)  # noqa: PTH113
-    if source is None and base is not None:
+    if source is None and isinstance(base, str) and os.path.isfile(Path(base) / RECORD):  # noqa: PTH113
         source = checked_record(Path(base)).tokenizer.source
-    if source is None:
-        return None
-    repo, commit = on_hub(source) or (source, None)
-    return resolve_tokenizer(source) if commit is None else resolve_model(repo, commit or None)
+    if source is not None:
+        if found := on_hub(source):
+            return resolve_model(found[0], found[1] or None)
+        if not os.path.exists(source):  # noqa: PTH110
+            raise TokenizerError(
+                f"the tokenizer of this text is not in {source} any more: give --tokenizer"
+            )
+        return resolve_tokenizer(source)
+    is_file = isinstance(base, str) and os.path.isfile(base) and not is_gguf(Path(base))  # noqa: PTH113
+    return None if base is None or is_file else resolve_model(base)
 
 
 def check_engine(options: Options, checkpoint: Checkpoint) -> None:
