@@ -3,8 +3,9 @@
 import pytest
 from support import specs
 
-from scoremode.cli.engines import options_of, torch_options, vllm_options
+from scoremode.cli.engines import torch_options, vllm_options
 from scoremode.cli.measure import Ppl
+from scoremode.cli.variants import variants_of
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions
@@ -61,9 +62,10 @@ def test_what_vllm_has_not():
 
 
 def test_both_at_once():
-    found = options_of(flags("--kv-cache", "fp8"), ["torch", "vllm"])
-    assert isinstance(found["vllm"], VllmOptions) and isinstance(found["torch"], TorchOptions)
-    assert found["vllm"].arguments["kv_cache_dtype"] == "fp8_e4m3"
-    assert found["torch"].kv_cache == parse_kv_cache("fp8")
-    plain = options_of(flags("--kv-cache", "none"), ["torch", "vllm"])["vllm"]
+    found = variants_of(flags("--kv-cache", "fp8"), "torch,vllm", [])
+    torch, vllm = found["torch"].options, found["vllm"].options
+    assert isinstance(vllm, VllmOptions) and isinstance(torch, TorchOptions)
+    assert vllm.arguments["kv_cache_dtype"] == "fp8_e4m3"
+    assert torch.kv_cache == parse_kv_cache("fp8")
+    plain = variants_of(flags("--kv-cache", "none"), "torch,vllm", [])["vllm"].options
     assert isinstance(plain, VllmOptions) and "kv_cache_dtype" not in plain.arguments

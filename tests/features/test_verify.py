@@ -15,8 +15,11 @@ import pytest
 from support.programs import run
 from support.waiting import HANG, wait_for
 
-from scoremode.cli.engines import options_of, reference_options
+from scoremode.cli.engines import reference_options
 from scoremode.cli.main import main
+from scoremode.cli.variants import variants_of
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.vllm.options import VllmOptions
 from scoremode.spec.engine import Engine
 
 
@@ -73,21 +76,24 @@ def test_the_table_has_the_engines_side_by_side(found, answer, base, capsys):
     difference = torch["difference"]
     bias = difference["bias"] | {"ci95": None, "note": "2 blocks"}
     vllm = torch | {"difference": difference | {"bias": bias}, "is_reference": True}
-    between = [{"engine": "vllm", "other": "torch", "difference": difference}]
+    between = [vllm | {"engine": "vllm", "other": "torch"}]
     answer(found | {"engines": {"torch": torch, "vllm": vllm}, "between": between})
     code, out, _ = run(capsys, *base)
     assert code == 0 and "proves that it repeats, no more" in out
-    for words in ("torch - reference", "vllm - reference", "vllm - torch", "no interval  2 blocks"):
+    for words in (
+        "torch - reference",
+        "vllm - reference",
+        "vllm - torch",
+        "no interval   2 blocks",
+    ):
         assert words in out
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys):
     words = {"agrees": False, "arithmetic": "same", "words": "disagrees: rms 3 nats"}
-    answer(
-        found
-        | {"agree": False, "engines": {"torch": found["engines"]["torch"] | {"verdict": words}}}
-    )
+    engines = {"torch": found["engines"]["torch"] | {"verdict": words}}
+    answer(found | {"agree": False, "engines": engines})
     code, out, err = run(capsys, *base, *["--quiet"] * quiet)
     assert code == 3 and err == ""
     assert out == "" if quiet else "disagrees: rms 3 nats" in out
@@ -100,7 +106,11 @@ def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys):
         (["--engines", "torch,"], 2, "an empty name"),
         (["--engines", "torch,torch"], 2, "torch is named twice"),
         (["--engine", "torch"], 2, "--engine"),
+        (["--variant", "vllm a"], 2, "--variant vllm a: a is not KEY=VALUE"),
+        (["--engines", "torch@/no/such"], 1, "/no/such: is no Python: name an interpreter"),
+        (["--no-reference"], 2, "--no-reference: leaves torch alone, with no other one"),
         (["--windows", "0"], 2, "--windows 0"),
+        (["--worst", "-1"], 2, "--worst -1"),
         (["--seed", "-1"], 2, "--seed -1"),
         (["-tp", "2"], 2, "--engine vllm"),
         (["--head-dtype", "model"], 2, "--engine vllm"),
@@ -119,14 +129,58 @@ def test_bad_input_is_one_clear_line(arguments, code, message, base, capsys, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_installations_are_compared_on_one_plan(base, capsys, tmp_path):
+    """Another environment's Python, and the same one with a variable of its own."""
+    python = tmp_path / "other" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    other = f"torch@{tmp_path / 'other'}"
+    words = "--engines", f"torch,{other}", "--variant", "torch dtype=float16 CHILD_ALONE=1"
+    dtype = "--dtype", "float32", "--windows", "2", "--worst", "2", "--json"
+    code, out, err = run(capsys, *base, *words, *dtype)
+    assert code == 0, err
+    result = json.loads(out)
+    assert list(result["engines"]) == ["torch", "torch@other", "torch dtype=float16 CHILD_ALONE=1"]
+    _, elsewhere, variant = result["engines"].values()
+    assert elsewhere["interpreter"]["path"] == str(python) and not elsewhere["is_reference"]
+    assert elsewhere["interpreter"]["packages"]["torch"] == result["versions"]["torch"]
+    assert variant["environment"] == {"CHILD_ALONE": "1"} and variant["compute"] == "float16"
+    same, *others = result["between"]
+    # Another process of the same installation: nothing moves, to the bit.
+    assert same["difference"]["rms"] == same["difference"]["worst"] == 0 and same["worst"] == []
+    assert all(pair["verdict"]["agrees"] and pair["difference"]["rms"] > 1e-5 for pair in others)
+    for pair in others:
+        bins = pair["by_position"]
+        assert [b["first"] for b in bins] == [1, 16, 32, 64] and bins[-1]["last"] == 127
+        assert sum(b["n"] for b in bins) == result["sample"]["scored"]
+        worst = pair["worst"]
+        assert len(worst) == 2 and worst[0]["difference"] == pair["difference"]["worst"]
+        assert worst[0]["target_text"] and worst[0]["context"]
+
+
+def test_without_a_reference_engines_are_compared_alone(base, capsys):
+    words = "--no-reference", "--windows", "2", "--dtype", "bfloat16"
+    code, out, err = run(capsys, *base, *words, "--variant", "torch dtype=float32",
+                         "--engines", "torch", "--json")  # fmt: skip
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["reference"] is None and result["agree"]
+    assert all("verdict" not in engine for engine in result["engines"].values())
+    (pair,) = result["between"]
+    assert (pair["engine"], pair["other"]) == ("torch dtype=float32", "torch")
+    assert pair["verdict"]["words"].startswith("agrees: as bfloat16")
+
+
 def test_a_flag_goes_to_the_engine_that_can_obey_it():
     given = Engine(
         dtype="float16", device="cpu", batch_size=3, max_memory=2**30, arithmetic="weights",
         tensor_parallel_size=2, head_dtype="model", engine_arg=["block_size=16"],
     )  # fmt: skip
-    options = options_of(given, ["torch", "vllm"])
-    torch, vllm = options["torch"], options["vllm"]
+    options = variants_of(given, "torch,vllm", [])
     assert list(options) == ["torch", "vllm"]
+    torch, vllm = options["torch"].options, options["vllm"].options
+    assert isinstance(torch, TorchOptions) and isinstance(vllm, VllmOptions)
     assert (torch.dtype, torch.device, torch.batch_windows) == ("float16", "cpu", 3)
     assert vllm.dtype == "float16" and vllm.head_dtype == "model"
     assert vllm.arguments["tensor_parallel_size"] == 2 and vllm.arguments["block_size"] == 16

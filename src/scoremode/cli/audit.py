@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from scoremode.cli.command import Command, Found, model_of, reads_model
-from scoremode.cli.engines import options_of, reference_options
+from scoremode.cli.engines import reference_options, vllm_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of
+from scoremode.cli.variants import variants_of
 from scoremode.errors import InvalidMeasurement, UsageError
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import (
@@ -116,16 +117,30 @@ class Check(Runs, _Again, _Places, Command):
         )
 
 
-_ENGINES = ("torch", "vllm")
-
-
 class _Sample(Flags, group=Group("sample")):
-    engines: Flag[str, str] = Flag(
-        "verify torch (default), vllm, or torch,vllm; flags for one engine go to that one, and "
-        "the torch engine's flags except --dtype to the reference as well",
+    engines: Flag[str | None, str | None] = Flag(
+        "verify torch (default), vllm, or torch,vllm; vllm@PYTHON is that of another environment, by "
+        "its folder or its python; flags for one engine go to that one, and the torch engine's flags "
+        "except --dtype to the reference as well",
         "NAMES",
-        default="torch",
         common=True,
+    )
+    variant: Flag[Sequence[str] | None, list[str]] = Flag(
+        "verify this engine, too: [LABEL:] NAME[@PYTHON] and what differs for it, such as 'vllm "
+        "max_num_seqs=1' or 'new: vllm@/opt/vllm-0.33 enforce_eager=false VLLM_USE_AOT_COMPILE=0': "
+        "flags, keywords of vllm.LLM, environment variables; repeatable",
+        "'NAME KEY=VALUE …'",
+        repeats=True,
+        default=[],
+        common=True,
+    )
+    no_reference: Switch = Flag(
+        "compare the engines with one another alone, without a float32 reference, which a large model "
+        "may not have the time for",
+        switch=True,
+    )
+    worst: Flag[int, int] = Flag(
+        "list the N targets where each pair differs most (default: 5)", "N", read=whole, default=5
     )
     windows: Flag[int, int] = Flag(
         "score N randomly drawn windows (default: 8)", "N", read=whole, default=8, common=True
@@ -143,33 +158,50 @@ class _Printed(Flags, group=OUTPUT):
 class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
     called = "verify"
     usage = "scoremode verify MODEL [flags]"
-    summary = "compare engines with a float32 reference, and with each other"
+    summary = (
+        "compare engines, or two installations of one, with a float32 reference and each other"
+    )
     about = (
         "Scores sampled windows with each engine and with a float32 reference (the torch engine in "
-        "float32, its row sums in float64), and reports whether the differences are within rounding. "
+        "float32, its row sums in float64), and reports whether the differences are within rounding, "
+        "at which positions they are, and the targets that differ most. "
         "Exit code 0: all engines agree; 3: some don't."
     )
     examples = (
         "scoremode verify MODEL -f wiki.test.raw",
         "scoremode verify MODEL --engines torch,vllm --windows 16",
+        "scoremode verify MODEL --engines vllm,vllm@/opt/vllm-0.33",
+        "scoremode verify MODEL --engines vllm --variant 'vllm max_num_seqs=1 enforce_eager=false'",
     )
 
     def found(self, session: Session) -> Found:
         model = model_of(self)
-        names = _names(self.engines)
         check_least(1, self, "windows")
-        check_least(0, self, "seed")
-        options, reference = options_of(self, names), reference_options(self)
+        check_least(0, self, "seed", "worst")
+        variants = variants_of(self, self.engines, self.variant)
+        if self.no_reference and len(variants) < 2:
+            raise UsageError(
+                f"--no-reference: leaves {next(iter(variants))} alone, with no other one"
+            )
+        if self.no_reference and all(label.startswith("vllm") for label in variants):
+            # Refuses what only a torch engine, which there is none of, could obey.
+            vllm_options(self)
         from scoremode.report.checks import verify_document
-        from scoremode.runs.rescore.verify import VerifyRequest, verify
+        from scoremode.runs.rescore.verify import Elsewhere, VerifyRequest, verify
 
         reads_model(session, model)
         request = VerifyRequest(
             model=model,
             corpus=corpus_of(self, session),
             protocol=protocol_of(self),
-            engines=options,
-            reference=reference,
+            engines={name: variant.options for name, variant in variants.items()},
+            reference=None if self.no_reference else reference_options(self),
+            elsewhere={
+                name: Elsewhere(variant.place, variant.environment)
+                for name, variant in variants.items()
+                if variant.place or variant.environment
+            },
+            worst=self.worst,
             windows=self.windows,
             seed=self.seed,
             revision=self.revision,
@@ -181,14 +213,3 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
         code = 0 if result["agree"] else InvalidMeasurement.exit_code
         return Found(result, verify_document, code)
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in _ENGINES:
-            raise UsageError(f"--engines {text}: {name or 'an empty name'} is not one of "
-                             f"{', '.join(_ENGINES)}")  # fmt: skip
-        if names.count(name) > 1:
-            raise UsageError(f"--engines {text}: {name} is named twice")
-    return names

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.options import VllmOptions
 
-__all__ = ["engine_arguments", "engine_options", "options_of", "reference_options"]
+__all__ = ["engine_arguments", "engine_options", "options_among", "reference_options"]
 
 # Keywords of vllm.LLM that can't be given, since each purpose needs a value of its own.
 _RESERVED = {
@@ -44,21 +44,21 @@ def engine_options(spec: Engine, engine: str) -> "TorchOptions | VllmOptions | H
     return torch_options(spec) if engine == "torch" else vllm_options(spec)
 
 
-def options_of(spec: Engine, names: Sequence[str]) -> "dict[str, TorchOptions | VllmOptions]":
-    """Options of each engine in `names`, run by one command beside a torch reference.
+def options_among(
+    spec: Engine, name: str, names: Sequence[str], changes: Mapping[str, Any]
+) -> "TorchOptions | VllmOptions":
+    """Options of the engine `name`, one of the `names` that a command runs beside a torch reference.
 
-    A flag goes to those that can obey it. Raises UsageError for one that none of them can.
+    A flag goes to those that can obey it; `changes` are values for this one alone. Raises UsageError
+    for a flag that none of them can obey, and for a change that this one can't.
     """
-    result: dict[str, TorchOptions | VllmOptions] = {}
-    for name in names:
-        if name == "vllm":
-            without = _without(spec, "torch")
-            if without.kv_cache == "none" and len(names) > 1:
-                without = without.but(kv_cache=None)
-            result[name] = vllm_options(without)
-        else:
-            result[name] = torch_options(_without(spec, "vllm") if "vllm" in names else spec)
-    return result
+    if name == "vllm":
+        without = _without(spec, "torch")
+        if without.kv_cache == "none" and len(names) > 1:
+            without = without.but(kv_cache=None)
+        return vllm_options(without.but(**changes))
+    without = _without(spec, "vllm") if "vllm" in names else spec
+    return torch_options(without.but(**changes))
 
 
 def reference_options(spec: Engine) -> "TorchOptions":

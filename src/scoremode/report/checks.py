@@ -1,13 +1,15 @@
 """Documents of `scoremode check` and `scoremode verify`: what held, and what did not."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from scoremode.errors import escaped
 from scoremode.report.document import (
     Column,
     Document,
     Facts,
     Prose,
+    Said,
     Table,
     Verdict,
     data,
@@ -30,6 +32,17 @@ _COLUMNS = (
     words("what", "what"),
     words("result", "result"),
     Column("found", "found"),
+)
+# Characters of the text before a target that are shown.
+_BEFORE = 24
+_WORST_COLUMNS = (
+    words("worst of", None, 9),
+    Column("target", None, importance=9),
+    Column("text before", None, importance=4),
+    number("log p", None, ".3f", 6),
+    number("other's", None, ".3f", 6),
+    number("difference", None, "+.1e", 8),
+    Column("window:position", None, importance=5),
 )
 _DIFFERENCE_COLUMNS = (
     Column("nats a target", "difference"),
@@ -129,48 +142,144 @@ def _would_find(again: Mapping[str, Any]) -> str:
 
 
 def verify_document(value: Mapping[str, Any]) -> Document:
-    """Findings of `scoremode verify`: differences in nats a target, and a verdict an engine."""
-    engines, reference, sample = value["engines"], value["reference"], value["sample"]
-    ppl = reference["metrics"]["ppl"]["value"]
+    """Findings of `scoremode verify`: differences in nats a target, verdicts, the positions of the
+    differences, and the targets that differ most."""
+    engines, sample = value["engines"], value["sample"]
     facts = [
         ("model", value["checkpoint"]["source"]),
         ("protocol", protocol_words(decode(value["protocol"], Protocol))),
         ("text", text_words(decode(value["corpus"], Corpus))),
         ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
                     f"{sample['seed']}), {sample['scored']:,} targets"),
-        ("reference", f"torch in {reference['compute']}, arithmetic "
-                      f"{reference['engine']['arithmetic']}, row sums in {reference['sums']}: "
-                      f"PPL {ppl:.6f}"),
+        ("reference", _reference(value["reference"])),
+        *((name, told) for name, e in engines.items() if (told := _interpreter(e))),
     ]  # fmt: skip
+    pairs = pairs_of(value)
     rows = []
-    for name, e in engines.items():
-        verdict = e["verdict"]["words"]
-        own = e["metrics"]["ppl"]["value"]
-        rows.append((f"{name} - reference", own, *_difference(e["difference"]), verdict))
-    for b in value["between"]:
-        between = f"{b['engine']} - {b['other']}"
-        rows.append((between, "", *_difference(b["difference"]), None))
+    for pair in pairs:
+        ppl = "" if pair.between else engines[pair.engine]["metrics"]["ppl"]["value"]
+        rows.append((pair.name, ppl, *_difference(pair.found["difference"]), pair.words))
     table = Table(_DIFFERENCE_COLUMNS, tuple(rows))
     own = "; the reference's own arithmetic: proves that it repeats, no more"
     verdicts = [
-        (name, e["verdict"]["words"] + (own if e["is_reference"] else ""))
-        for name, e in engines.items()
+        (
+            pair.name if pair.between else pair.engine,
+            pair.words + own * (not pair.between and engines[pair.engine]["is_reference"]),
+        )
+        for pair in pairs
     ]
-    biases = (metric_of(engine["difference"]["bias"]) for engine in engines.values())
+    biases = (metric_of(pair.found["difference"]["bias"]) for pair in pairs)
     verdicts += without_interval(bias for bias in biases if bias)
-    agreeing = "; ".join(map(_agreement, engines, engines.values()))
+    agreeing = "; ".join(map(_agreement, pairs))
     verdict = Verdict(f"{agreeing}, on {sample['scored']:,} targets", value["agree"])
-    return Document((Facts(tuple(facts)), table, Facts(tuple(verdicts))), table, verdict)
+    told = Facts(tuple(facts)), table, Facts(tuple(verdicts)), _by_position(pairs), _worst(pairs)
+    return Document(tuple(part for part in told if part is not None), table, verdict)
 
 
-def _agreement(name: str, engine: Mapping[str, Any]) -> str:
-    """Whether an engine agrees with the reference, in words."""
-    verdict = engine["verdict"]
+class Pair(NamedTuple):
+    """Two scorings of the same windows, of an engine and of the reference or, `between` two engines, of
+    another; `found`: their difference, verdict, bins by position and worst targets."""
+
+    engine: str
+    other: str
+    between: bool
+    found: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} - {self.other}"
+
+    @property
+    def words(self) -> str:
+        return self.found["verdict"]["words"]
+
+
+def pairs_of(value: Mapping[str, Any]) -> list[Pair]:
+    """Every pair of a result of `scoremode verify`, those with the reference first."""
+    with_reference = [
+        Pair(name, "reference", False, e)
+        for name, e in value["engines"].items()
+        if value["reference"] is not None
+    ]
+    return with_reference + [Pair(b["engine"], b["other"], True, b) for b in value["between"]]
+
+
+def _reference(reference: Mapping[str, Any] | None) -> str:
+    if reference is None:
+        return "none: engines are compared with one another alone"
+    return (
+        f"torch in {reference['compute']}, arithmetic {reference['engine']['arithmetic']}, row sums in "
+        f"{reference['sums']}: PPL {reference['metrics']['ppl']['value']:.6f}"
+    )
+
+
+def _interpreter(engine: Mapping[str, Any]) -> str | None:
+    """Where an engine ran that was not this process's, in words."""
+    if (python := engine.get("interpreter")) is None:
+        return None
+    packages = (f"{name} {version}" for name, version in python["packages"].items())
+    told = f"{python['path']} (Python {python['python']}; {', '.join(packages)})"
+    variables = " ".join(f"{name}={value}" for name, value in engine["environment"].items())
+    return escaped(f"{told} {variables}".strip())
+
+
+def _by_position(pairs: Sequence[Pair]) -> Table | None:
+    """The rms of each pair's differences, a row for each bin of positions, and how it grows."""
+    bins = pairs[0].found["by_position"]
+    if len(bins) < 2:
+        return None
+    columns = (
+        Column("rms at position", None),
+        Column("targets", None, lambda n: f"{n:,}"),
+        *(number(pair.name, None, ".1e") for pair in pairs),
+    )
+    rows: list[tuple[Any, ...]] = [
+        (
+            f"{b['first']:,}–{b['last']:,}",
+            b["n"],
+            *(p.found["by_position"][i]["rms"] for p in pairs),
+        )
+        for i, b in enumerate(bins)
+    ]
+    ratios = [pair.found["growth"] for pair in pairs]
+    if any(ratios):
+        told = (None if ratio is None else Said(f"×{ratio:.2f}") for ratio in ratios)
+        rows.append(("last / first", None, *told))
+    return Table(columns, tuple(rows))
+
+
+def _worst(pairs: Sequence[Pair]) -> Table | None:
+    """The targets where each pair differs most."""
+    rows = tuple(
+        (
+            pair.name,
+            _spelled(target, "target"),
+            f"…{escaped(target.get('context', ''))[-_BEFORE:]}",
+            target["logprob"],
+            target["other_logprob"],
+            target["difference"],
+            f"{target['window']}:{target['position']}",
+        )
+        for pair in pairs
+        for target in pair.found["worst"]
+    )
+    return Table(_WORST_COLUMNS, rows) if rows else None
+
+
+def _spelled(target: Mapping[str, Any], name: str) -> str:
+    text = target.get(f"{name}_text")
+    return f"id {target[name]}" if text is None else f'"{printable(text)}"'
+
+
+def _agreement(pair: Pair) -> str:
+    """Whether a pair agrees, in words."""
+    verdict = pair.found["verdict"]
+    other = pair.other if pair.between else "the float32 reference"
     if not verdict["agrees"]:
-        return f"{name} DISAGREES with the float32 reference"
+        return f"{pair.engine} DISAGREES with {other}"
     if verdict["arithmetic"] == "other":
-        return f"{name} differs from the float32 reference no more than other arithmetic explains"
-    return f"{name} agrees with the float32 reference within rounding"
+        return f"{pair.engine} differs from {other} no more than other arithmetic explains"
+    return f"{pair.engine} agrees with {other} within rounding"
 
 
 def _difference(d: Mapping[str, Any]) -> tuple[Any, ...]:

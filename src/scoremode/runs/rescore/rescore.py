@@ -137,11 +137,14 @@ def judged(
     context_length: int,
     weights: np.ndarray | None = None,
     places: Places | None = None,
+    *,
+    named: str = "the reference",
 ) -> tuple[Difference, Verdict]:
     """The difference of two scorings, judged by what the coarsest dtype of both explains.
 
     - `engine`, `other`: sections of what computed `scores` and `others`; an empty one is exact.
     - `context_length`, `weights`, `places`: as `difference` takes them.
+    - `named`: the name of `others` in the verdict's words.
     """
     found = difference(scores, others, context_length, weights, places)
     order = list(LIMITS).index
@@ -153,6 +156,7 @@ def judged(
         logits=max(map(logits_of, engines), key=order, default="float32"),
         activations=ran,
         reference=reference,
+        named=named,
     )
     return found, verdict
 
