@@ -48,19 +48,38 @@ def test_verifys_page_shows_what_verify_prints():
     """Its numbers, put into the table that the program makes of them."""
     (block,) = (b for b in blocks("docs/check.md") if b.startswith("$ scoremode verify"))
     _, _, text = block.partition("\n")
-    torch, vllm = re.findall(r"^(?:torch|vllm)   ? ?(\w+ ?\w*: .*)$", text, re.MULTILINE)
+    words = re.findall(r"^(?:torch|vllm|vllm - torch) +(\w+ ?\w*: .*)$", text, re.MULTILINE)
+    rows = re.findall(r"^([\d,]+)–([\d,]+) +([\d,]+) +(\S+) +(\S+) +(\S+)$", text, re.MULTILINE)
+    found = re.findall(
+        r"^(.*\w)  +(\".*\") +…(.*?) +(\S+) +(\S+) +(\S+) +(\d+):(\d+)$", text, re.MULTILINE
+    )
+    assert (len(words), len(rows), len(found)) == (3, 6, 6)
 
-    def engine(ppl: float, words: str, *numbers: Any) -> dict[str, Any]:
+    def pair(place: int, name: str, growth: float, *numbers: Any) -> dict[str, Any]:
+        """The numbers of a pair by its place in the tables, as they are printed there."""
+        bins = [
+            {"first": int(r[0]), "last": int(r[1]), "n": int(r[2].replace(",", "")),
+             "rms": float(r[3 + place])}
+            for r in rows
+        ]  # fmt: skip
+        worst = [
+            {"target_text": w[1][1:-1], "context": w[2], "logprob": float(w[3]),
+             "other_logprob": float(w[4]), "difference": float(w[5]), "window": w[6],
+             "position": w[7]}
+            for w in found
+            if w[0] == name
+        ]  # fmt: skip
         return {
-            "metrics": {"ppl": {"value": ppl}},
             "difference": difference(*numbers),
-            "verdict": {
-                "agrees": True,
-                "arithmetic": "other" if words.startswith("other") else "same",
-                "words": words,
-            },
-            "is_reference": False,
+            "verdict": {"agrees": True, "arithmetic": "same", "words": words[place]},
+            "by_position": bins,
+            "growth": growth,
+            "worst": worst,
         }
+
+    def engine(ppl: float, place: int, name: str, growth: float, *numbers: Any) -> dict[str, Any]:
+        own = pair(place, f"{name} - reference", growth, *numbers)
+        return {"metrics": {"ppl": {"value": ppl}}, "is_reference": False, **own}
 
     value = {
         "checkpoint": {"source": "W4A16-g64"},
@@ -87,21 +106,36 @@ def test_verifys_page_shows_what_verify_prints():
         },
         "engines": {
             "torch": engine(
-                40.382756, torch, 1.0000523, 5.2e-5, [-2.2e-4, 4.2e-4], 9e-3, -6.1e-2, 0.9958
+                40.382863,
+                0,
+                "torch",
+                0.85,
+                1.000055,
+                5.5e-5,
+                [-3e-4, 4.9e-4],
+                9.1e-3,
+                0.054,
+                0.9958,
             ),
             "vllm": engine(
-                40.430772, vllm, 1.0012414, 1.2e-3, [-4.7e-5, 2.2e-3], 4.1e-2, 0.26, 0.9777
+                40.384657,
+                1,
+                "vllm",
+                0.94,
+                1.0000994,
+                9.9e-5,
+                [-1.8e-4, 4.7e-4],
+                0.011,
+                -0.069,
+                0.9892,
             ),
         },
         "agree": True,
         "between": [
-            {
-                "engine": "vllm",
-                "other": "torch",
-                "difference": difference(
-                    1.0011890, 1.2e-3, [-3.0e-5, 2.2e-3], 4.1e-2, 0.29, 0.9765
-                ),
-            }
+            {"engine": "vllm", "other": "torch"}
+            | pair(
+                2, "vllm - torch", 0.92, 1.0000444, 4.4e-5, [-5.2e-4, 4e-4], 0.012, 0.069, 0.9885
+            )
         ],
     }
     assert f"{document_text(verify_document(value))}\n" == text

@@ -2,6 +2,7 @@
 
 import pytest
 from support import specs
+from support.junit import read_junit
 from support.programs import run
 
 from scoremode.cli.command import exit_code_of, gates_of
@@ -104,3 +105,53 @@ def test_a_plan_says_whether_its_windows_give_intervals(demo, capsys):
     rows = {limit: run(capsys, *flags, "--limit", limit)[1] for limit in ("4", "160")}
     assert "these windows give no interval and no test (1 block" in " ".join(rows["4"].split())
     assert "intervals      from at most 10 blocks of at least 1,024 tokens" in rows["160"]
+
+
+def test_gates_are_written_as_junit_by_what_measures_and_by_what_reads(demo, tmp_path, capsys):
+    model, file = str(demo / "model"), tmp_path / "junit.xml"
+    gates = "--max-kld", "1", "--min-top1", "100%", "--max-ppl-ratio", "0.5", "--junit", str(file)
+    code, _, err = run(
+        capsys, "kld", model, "--reference", model, "-f", str(demo / "heldout.txt"), "-c", "64",
+        "--limit", "4", "--protocol", "disjoint", "--device", "cpu", "-o", str(tmp_path / "runs"),
+        *gates,
+    )  # fmt: skip
+    assert code == 4, err
+    found = read_junit(file.read_text())
+    outcomes = [(name, outcome) for _, name, outcome, _ in found]
+    assert outcomes == [
+        ("--max-kld 1", "passed"),
+        ("--max-ppl-ratio 0.5", "failure"),
+        ("--min-top1 100%", "passed"),
+    ]
+    assert found[1][3].startswith("gate not met: --max-ppl-ratio 0.5: PPL / base is 1")
+    (folder,) = (tmp_path / "runs").iterdir()
+    file.unlink()
+    assert run(capsys, "show", str(folder), *gates)[0] == 4
+    assert read_junit(file.read_text()) == found
+
+
+def test_several_models_gates_are_one_junit_file_with_what_failed(demo, tmp_path, capsys):
+    model, file = str(demo / "model"), tmp_path / "junit.xml"
+    code, _, err = run(
+        capsys, "kld", model, str(tmp_path / "none"), "--reference", model, "-c", "64",
+        "-f", str(demo / "heldout.txt"), "--limit", "4", "--protocol", "disjoint", "--device", "cpu",
+        "-o", str(tmp_path / "runs"), "--max-kld", "1", "--junit", str(file),
+    )  # fmt: skip
+    assert code == 1, err
+    gate, failed = read_junit(file.read_text())
+    assert gate[1:3] == ("--max-kld 1", "passed")
+    assert failed[0] == str(tmp_path / "none") and failed[1:3] == ("measured", "error")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--junit", "a.xml"), "--junit a.xml: there is no gate, such as --max-kld 0.05"),
+        (("--max-kld", "1", "--junit", "no/a.xml"), "--junit no/a.xml: there is no such folder"),
+        (("--max-kld", "1", "--junit", "a.xml", "--shard", "1/2"), "is judged when it is merged"),
+    ],
+)
+def test_a_junit_file_that_would_say_nothing_is_refused_first(words, message, demo, capsys):
+    model = str(demo / "model")
+    code, out, err = run(capsys, "kld", model, "--reference", "no/base", *words)
+    assert (code, out) == (2, "") and message in err

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.junit import read_junit
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -98,7 +99,8 @@ def measured(base, text, tmp_path_factory) -> Runner:
 @pytest.fixture
 def runner(measured) -> Runner:
     """The same job before its quants are measured."""
-    measured.steps.pop("kld", None)
+    for name in ("kld", "verify"):
+        measured.steps.pop(name, None)
     measured.steps["reference"] = {"exit-code": "0"}
     return measured
 
@@ -132,6 +134,43 @@ def test_a_quant_that_fails_hides_no_other(runner, quant):
     assert outputs["exit-code"] == "1" and Path(outputs["report"]).exists(), runner.said
     for words in (f"| {quant.name} | --max-kld 1e-9 | ", "    scoremode: no-such-folder: error: "):
         assert words in runner.summary and words in runner.said
+
+
+def test_gates_are_an_artifact_for_ci_too(runner, base, quant):
+    assert runner.step("kld", **TEXT, quants=f"{quant}\n{base}", gates="--max-kld 1e-9") == 4
+    file = Path(runner.steps["kld"]["runs"]) / "junit.xml"
+    found = read_junit(file.read_text())
+    # The base's folder has a name that says nothing: its parent's is its label.
+    assert [(of, outcome) for of, _, outcome, _ in found] == [
+        (quant.name, "failure"),
+        (base.parent.name, "passed"),
+    ]
+    (upload,) = (s["with"]["path"] for s in STEPS if "upload-artifact" in s.get("uses", ""))
+    assert upload == "${{ steps.kld.outputs.runs }}"
+
+
+def test_engines_are_verified_on_each_quant(runner, base, quant):
+    assert runner.step("kld", **TEXT, quants=str(quant), gates="--max-kld 1e9") == 0
+    both = f"{quant}\n\n{base}"
+    assert runner.step("verify", **TEXT, quants=both, engines="torch", dtype="float32") == 0
+    assert runner.outputs()["exit-code"] == "0", runner.said
+    runs = Path(runner.steps["kld"]["runs"])
+    for number, model in ((1, quant), (2, base)):
+        ((of, name, outcome, _),) = read_junit((runs / f"engines-{number}.junit.xml").read_text())
+        assert (of, name, outcome) == (str(model), "torch - reference", "passed")
+        assert f"- model: {model}" in runner.summary
+    assert runner.summary.count("proves that it repeats, no more") == 2
+
+
+@pytest.mark.parametrize(("gates", "code"), [("--max-kld 1e9", "1"), ("--max-kld 1e-9", "4")])
+def test_engines_that_fail_are_told_of_and_hide_no_missed_gate(gates, code, runner, quant):
+    runner.step("kld", **TEXT, quants=str(quant), gates=gates)
+    engines = "torch@/no/such"
+    assert runner.step("verify", **TEXT, quants=str(quant), engines=engines) == 1
+    assert runner.outputs()["exit-code"] == code
+    assert "    scoremode: error: /no/such: is no Python" in runner.summary
+    (step,) = (step for step in STEPS if step.get("id") == "verify")
+    assert step["if"].startswith("${{ always() && inputs.engines && ")
 
 
 def test_what_cannot_be_measured_is_named_with_its_exit_code(runner, base):
@@ -198,8 +237,11 @@ esac
 
 
 def test_both_commands_are_given_all_that_makes_the_plan():
-    scripts = {step["id"]: step for step in STEPS if step.get("id") in ("reference", "kld")}
+    scripts = {
+        step["id"]: step for step in STEPS if step.get("id") in ("reference", "kld", "verify")
+    }
     for step in scripts.values():
+        assert len(scripts) == 3
         for flag in ('-f "$TEXT"', '--protocol "$PROTOCOL"', '-c "$CONTEXT_LENGTH"'):
             assert flag in step["run"]
         assert step["env"]["DTYPE"] == "${{ inputs.dtype }}" and '--dtype "$DTYPE"' in step["run"]

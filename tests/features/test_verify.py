@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.junit import read_junit
 from support.programs import run
 from support.waiting import HANG, wait_for
 
@@ -90,12 +91,15 @@ def test_the_table_has_the_engines_side_by_side(found, answer, base, capsys):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys):
+def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys, tmp_path):
     words = {"agrees": False, "arithmetic": "same", "words": "disagrees: rms 3 nats"}
     engines = {"torch": found["engines"]["torch"] | {"verdict": words}}
     answer(found | {"agree": False, "engines": engines})
-    code, out, err = run(capsys, *base, *["--quiet"] * quiet)
+    file = tmp_path / "junit.xml"
+    code, out, err = run(capsys, *base, *["--quiet"] * quiet, "--junit", str(file))
     assert code == 3 and err == ""
+    ((_, name, outcome, told),) = read_junit(file.read_text())
+    assert (name, outcome, told) == ("torch - reference", "failure", words["words"])
     assert out == "" if quiet else "disagrees: rms 3 nats" in out
 
 
@@ -110,7 +114,8 @@ def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys):
         (["--engines", "torch@/no/such"], 1, "/no/such: is no Python: name an interpreter"),
         (["--no-reference"], 2, "--no-reference: leaves torch alone, with no other one"),
         (["--windows", "0"], 2, "--windows 0"),
-        (["--worst", "-1"], 2, "--worst -1"),
+        (["--worst", "0"], 2, "--worst 0"),
+        (["--junit", "no/a.xml"], 2, "--junit no/a.xml: there is no such folder"),
         (["--seed", "-1"], 2, "--seed -1"),
         (["-tp", "2"], 2, "--engine vllm"),
         (["--head-dtype", "model"], 2, "--engine vllm"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from scoremode.cli.command import Command, Found, model_of, reads_model
+from scoremode.cli.command import Command, Found, check_junit, model_of, reads_model
 from scoremode.cli.engines import reference_options, vllm_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of
@@ -22,7 +22,7 @@ from scoremode.spec.flag import (
     Switch,
     check_least,
 )
-from scoremode.spec.run import OUTPUT, Form, Model, Named, Quiet, Runs
+from scoremode.spec.run import OUTPUT, Form, Junit, Model, Named, Quiet, Runs
 from scoremode.spec.text import Protocol
 from scoremode.spec.values import finite, whole
 
@@ -119,17 +119,15 @@ class Check(Runs, _Again, _Places, Command):
 
 class _Sample(Flags, group=Group("sample")):
     engines: Flag[str | None, str | None] = Flag(
-        "verify torch (default), vllm, or torch,vllm; vllm@PYTHON is that of another environment, by "
-        "its folder or its python; flags for one engine go to that one, and the torch engine's flags "
-        "except --dtype to the reference as well",
+        "verify torch (default), vllm, torch,vllm, or vllm@PYTHON, that of another environment; flags "
+        "for one engine go to that one, and the torch engine's except --dtype to the reference, too",
         "NAMES",
         common=True,
     )
     variant: Flag[Sequence[str] | None, list[str]] = Flag(
-        "verify this engine, too: [LABEL:] NAME[@PYTHON] and what differs for it, such as 'vllm "
-        "max_num_seqs=1' or 'new: vllm@/opt/vllm-0.33 enforce_eager=false VLLM_USE_AOT_COMPILE=0': "
-        "flags, keywords of vllm.LLM, environment variables; repeatable",
-        "'NAME KEY=VALUE …'",
+        "verify this, too: [LABEL:] NAME[@PYTHON] and flags, keywords of vllm.LLM or environment "
+        "variables that differ, such as 'vllm max_num_seqs=1'; repeatable",
+        "WORDS",
         repeats=True,
         default=[],
         common=True,
@@ -155,7 +153,7 @@ class _Printed(Flags, group=OUTPUT):
     quiet: Switch = Quiet.quiet
 
 
-class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
+class Verify(Named, _Sample, Junit, Model, Protocol, _Printed, Engine, Command):
     called = "verify"
     usage = "scoremode verify MODEL [flags]"
     summary = (
@@ -171,13 +169,14 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         "scoremode verify MODEL -f wiki.test.raw",
         "scoremode verify MODEL --engines torch,vllm --windows 16",
         "scoremode verify MODEL --engines vllm,vllm@/opt/vllm-0.33",
-        "scoremode verify MODEL --engines vllm --variant 'vllm max_num_seqs=1 enforce_eager=false'",
+        "scoremode verify MODEL --engines vllm --variant 'vllm max_num_seqs=1'",
     )
 
     def found(self, session: Session) -> Found:
         model = model_of(self)
-        check_least(1, self, "windows")
-        check_least(0, self, "seed", "worst")
+        check_least(1, self, "windows", "worst")
+        check_least(0, self, "seed")
+        check_junit(self.junit)
         variants = variants_of(self, self.engines, self.variant)
         if self.no_reference and len(variants) < 2:
             raise UsageError(
@@ -211,5 +210,9 @@ class Verify(Named, _Sample, Model, Protocol, _Printed, Engine, Command):
         )
         screen = session.screen
         result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
+        if self.junit is not None:
+            from scoremode.report.junit import verify_cases, write_junit
+
+            write_junit(self.junit, "scoremode verify", verify_cases(result))
         code = 0 if result["agree"] else InvalidMeasurement.exit_code
         return Found(result, verify_document, code)

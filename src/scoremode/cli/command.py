@@ -30,6 +30,7 @@ __all__ = [
     "Found",
     "Measurement",
     "base_revision",
+    "check_junit",
     "exit_code_of",
     "gates_of",
     "measured",
@@ -41,6 +42,7 @@ __all__ = [
     "rendered",
     "request_of",
     "swaps_in",
+    "write_gates",
 ]
 
 
@@ -319,6 +321,28 @@ def exit_code_of(judged: "Sequence[gates.Gate]", of: Sequence[str] = ()) -> int:
         words = "the text is too short for --gate-on upper, which says nothing of the model"
         print(f"scoremode: no interval: nothing was judged; {words}", file=sys.stderr)
     return GateNotMet.exit_code if failed else 0
+
+
+def check_junit(path: Path | None, gates: "gates.Gates | None" = None) -> None:
+    """Raises UsageError where there is no folder for `--junit`, or there are none of the `gates` whose
+    verdicts it would have."""
+    if path is None:
+        return
+    if gates is not None and not gates:
+        raise UsageError(f"--junit {path}: there is no gate, such as --max-kld 0.05")
+    if not path.parent.is_dir():
+        raise UsageError(f"--junit {path}: there is no such folder")
+
+
+def write_gates(
+    path: Path | None, command: str, judged: "Sequence[gates.Gate]", record: "Record"
+) -> None:
+    """Writes the gates of one run as JUnit XML, where that is asked for. Raises RunFolderError."""
+    if path is not None:
+        from scoremode.report.junit import gate_cases, write_junit
+        from scoremode.results.labels import label_of
+
+        write_junit(path, f"scoremode {command}", gate_cases(judged, label_of(record)))
 
 
 def rendered(document: "Document", form: str, *, in_file: bool = False) -> str:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from scoremode.cli.command import (
     Command,
     Found,
+    check_junit,
     exit_code_of,
     gates_of,
     print_result,
     print_run,
     rendered,
+    write_gates,
 )
 from scoremode.cli.screen import Session
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.spec.flag import Flag, Flags, Name, Number, PathName, Switch
-from scoremode.spec.run import Form, Gates, Label, Margin, Runs, Table
+from scoremode.spec.run import Form, Gates, Junit, Label, Margin, Runs, Table
 from scoremode.spec.values import count_of, finite, probability_of, title_of
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class _Run(Flags):
     )
 
 
-class Show(_Run, Margin, Table, Gates, Command):
+class Show(_Run, Margin, Table, Gates, Junit, Command):
     called = "show"
     usage = "scoremode show RUN [flags]"
     summary = "print a finished run's table"
@@ -74,7 +76,9 @@ class Show(_Run, Margin, Table, Gates, Command):
             from scoremode.cli.ladder import show_ladder
 
             return show_ladder(self, session)
-        gates, found = gates_of(self), open_run(self.folder)
+        gates = gates_of(self)
+        check_junit(self.junit, gates)
+        found = open_run(self.folder)
         for asked, flag in (
             (bool(gates), "a gate on KLD, ratio or top-1"),
             (self.worst, "--worst"),
@@ -94,6 +98,7 @@ class Show(_Run, Margin, Table, Gates, Command):
         if self.worst:
             shown["worst"] = _worst(self, session, found)
         print_run(self, session, shown, self.folder, worst=bool(self.worst))
+        write_gates(self.junit, self.called, judged, found.record)
         return exit_code_of(judged)
 
 
@@ -217,7 +222,7 @@ class _Shards(Flags):
     )
 
 
-class Merge(_Shards, Label, Margin, Table, Gates, Command):
+class Merge(_Shards, Label, Margin, Table, Gates, Junit, Command):
     called = "merge"
     usage = "scoremode merge RUN … -o DIR [flags]"
     summary = "combine the shards of --shard i/N into one run"
@@ -241,6 +246,7 @@ class Merge(_Shards, Label, Margin, Table, Gates, Command):
         from scoremode.results.shards.merge import merge
 
         gates, folder = gates_of(self), self.output
+        check_junit(self.junit, gates)
         assert folder is not None
         session.screen.stage("merging")
         record = merge(
@@ -253,7 +259,9 @@ class Merge(_Shards, Label, Margin, Table, Gates, Command):
         )
         session.screen.clear()
         print_run(self, session, record.document, folder)
-        return exit_code_of(gates.judge(record) if gates else [])
+        judged = gates.judge(record) if gates else []
+        write_gates(self.junit, self.called, judged, record)
+        return exit_code_of(judged)
 
 
 class Report(Runs, Margin, Command):

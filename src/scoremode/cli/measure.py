@@ -11,6 +11,7 @@ from scoremode.cli.command import (
     Found,
     Measurement,
     base_revision,
+    check_junit,
     exit_code_of,
     gates_of,
     measured,
@@ -19,6 +20,7 @@ from scoremode.cli.command import (
     print_run,
     request_of,
     swaps_in,
+    write_gates,
 )
 from scoremode.cli.screen import Session
 from scoremode.cli.text import corpus_of, protocol_of, row_seed
@@ -33,6 +35,7 @@ from scoremode.spec.run import (
     Form,
     Further,
     Gates,
+    Junit,
     KeepDense,
     Kept,
     Label,
@@ -110,7 +113,7 @@ class _KeptToo(Flags, part="output", group=OUTPUT):
 
 
 class Kld(
-    Named, Against, Gates, _Several, KeepDense, Swap, Comparison, Http, Measurement, _KeptToo
+    Named, Against, Gates, Junit, _Several, KeepDense, Swap, Comparison, Http, Measurement, _KeptToo
 ):
     called = "kld"
     model = _OR_KEPT
@@ -141,6 +144,12 @@ class Kld(
     )
 
     def request(self, session: Session) -> "Request":
+        gates = gates_of(self)
+        check_junit(self.junit, gates)
+        if self.junit is not None and self.shard is not None:
+            raise UsageError(
+                f"--junit {self.junit}: shard {self.shard} is judged when it is merged"
+            )
         if self.llama_cpp_block and self.form == "csv":
             raise UsageError(
                 "--llama-cpp-block: is another table than the one that --format csv prints"
@@ -165,7 +174,7 @@ class Kld(
             noise_floor=self.noise_floor,
             confident=self.confident,
             swaps=swaps_in(self.swap, self.keep_dense, self.reference, self.reference_revision),
-            gates=gates_of(self),
+            gates=gates,
             keep="stored" if self.keep else None,
         )
 
@@ -184,6 +193,7 @@ class Kld(
         print_run(self, session, shown, result.folder)
         if self.llama_cpp_block and self.form != "json":
             _print_block(result, self.form, apart=not self.quiet)
+        write_gates(self.junit, self.called, judged, result.whole)
         return exit_code_of(judged)
 
     @property
@@ -215,7 +225,13 @@ class Kld(
             return print_foreseen(request, session, self.form, quiet=self.quiet)
         outcome = swept(request, session, quiet=self.quiet)
         return print_outcome(
-            outcome, pair.gates, session, self.form, quiet=self.quiet, margin=self.margin
+            outcome,
+            pair.gates,
+            session,
+            self.form,
+            quiet=self.quiet,
+            margin=self.margin,
+            junit=self.junit,
         )
 
 

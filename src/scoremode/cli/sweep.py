@@ -422,9 +422,11 @@ def print_outcome(
     *,
     quiet: bool,
     margin: float | None = None,
+    junit: Path | None = None,
 ) -> int:
     """Prints the ranking of each text and protocol, in the form that was asked for; returns the exit
-    code: 1 where an entry failed, 4 where one missed a gate. `margin`: of the verdicts."""
+    code: 1 where an entry failed, 4 where one missed a gate. `margin`: of the verdicts; `junit`: the
+    file for the gates."""
     from scoremode.results.comparison.ranking import ranking
 
     found: list[dict[str, Any] | None] = []
@@ -467,6 +469,16 @@ def print_outcome(
             folder = shlex.quote(str(outcome.folder))
             print(f"\nmore      scoremode report {folder} -o report.html")
     code = _gates_code(outcome, judged)
+    if junit is not None:
+        from scoremode.report.junit import Case, gate_cases, write_junit
+
+        cases: list[Case] = []
+        entries = zip(outcome.manifest["entries"], outcome.labels, judged, strict=True)
+        for entry, label, own in entries:
+            if entry["error"] is not None:
+                cases.append(Case(entry["model"], "measured", entry["error"], "error"))
+            cases += gate_cases(own, label)
+        write_junit(junit, "scoremode kld", cases)
     if failed:
         words = f"{failed} of {len(outcome.results)} runs failed, as said above"
         others = f"; {outcome.folder} has the others" * any(outcome.results)

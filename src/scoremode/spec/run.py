@@ -28,6 +28,7 @@ __all__ = [
     "Form",
     "Further",
     "Gates",
+    "Junit",
     "KeepDense",
     "Kept",
     "Label",
@@ -276,6 +277,18 @@ class Gates(Flags, part="output", group=GATES):
         "lower one of a least share), so that a gate isn't passed by chance",
         choices=("value", "upper"),
         default="value",
+    )
+
+
+class Junit(Flags, part="output", group=GATES):
+    """`--junit`, of commands that judge; of a command line alone."""
+
+    junit = Flag[str | Path | None, Path | None](
+        "write each gate or verdict to FILE as a test case of JUnit XML, which CI services show",
+        "FILE",
+        read=Path,
+        path="file",
+        in_sweep=False,
     )
 
 

@@ -79,7 +79,7 @@ def test_two_installations_give_the_same_and_a_planted_difference_is_found(demo,
     code, result = verify(
         demo,
         "float32",
-        *("--engines", f"vllm,vllm@{other_environment}", "--windows", "4", "--worst", "3"),
+        *("--engines", f"vllm,vllm@{other_environment}", "--windows", "5", "--worst", "3"),
         *("--variant", f"rope: vllm@{other_environment}/bin/python hf_overrides='{rope}'"),
     )
     plain, same, planted = result["engines"].values()
