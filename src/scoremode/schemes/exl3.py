@@ -100,9 +100,9 @@ class Exl3:
 
         def run() -> None:
             # Imports Triton, which need not be there.
-            from scoremode.schemes import exl3_kernels
+            from scoremode.schemes import library_kernels
 
-            exl3_kernels.decode(out, trellis, suh, svh, self.codebook)
+            library_kernels.exl3(out, trellis, suh, svh, self.codebook)
 
         if not fallback.attempt(f"decode {self.label}", out.device, run):
             self._decode(trellis, suh, svh, out, scratch)
