@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from support import ladder_kill_points
+from support.junit import read_junit
 from support.programs import error_of, run
 from support.warm import call
 
@@ -238,13 +239,18 @@ def test_a_base_that_is_no_model_is_refused(finished, quants, capsys, tmp_path):
     assert code == 2 and "--worst: is of one run" in error_of(err)
 
 
-def test_gates_are_held_against_the_last_step(copied, capsys):
+def test_gates_are_held_against_the_last_step(copied, capsys, tmp_path):
     place, asked = copied
     worst = float(kld_of(place / "inputs").mean())
     code, out, err = run(capsys, *asked, "--max-kld", f"{worst / 2:.3g}")
     assert code == 4 and "gate not met: --max-kld" in err and "not met by the last step" in out
     assert run(capsys, "show", str(place), "--max-kld", f"{2 * worst:.3g}")[0] == 0
-    assert run(capsys, "show", str(place), "--max-kld", f"{worst / 2:.3g}", "--quiet")[0] == 4
+    file = tmp_path / "junit.xml"
+    gate = "--max-kld", f"{worst / 2:.3g}", "--junit", str(file)
+    assert run(capsys, "show", str(place), *gate, "--quiet")[0] == 4
+    *steps, (of, _, outcome, _) = read_junit(file.read_text())
+    assert of == str(place) and outcome == "failure"
+    assert steps and {outcome for _, _, outcome, _ in steps} == {"passed"}
 
 
 def test_an_alarm_is_said_first_and_ends_with_exit_code_3(copied, capsys, monkeypatch):

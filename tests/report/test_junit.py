@@ -7,7 +7,14 @@ from report.test_checks import engine
 from support.junit import read_junit
 
 from scoremode.errors import RunFolderError
-from scoremode.report.junit import Case, gate_cases, junit_xml, verify_cases, write_junit
+from scoremode.report.junit import (
+    Case,
+    gate_cases,
+    junit_xml,
+    ladder_cases,
+    verify_cases,
+    write_junit,
+)
 from scoremode.results.gates import Gate
 
 
@@ -43,6 +50,32 @@ def test_each_pair_of_engines_is_a_case():
         ("m", "vllm - reference", "failure", "disagrees: rms 3 nats"),
         ("m", "vllm - torch", "failure", "disagrees: rms 3 nats"),
     ]
+
+
+def test_each_step_of_a_ladder_is_a_case_and_so_are_its_gates():
+    alarm, fine = {"alarm": True, "words": "grows"}, {"alarm": False, "words": "as rounding"}
+    value = {
+        "folder": "runs/ladder-m",
+        "findings": {
+            "steps": [
+                {"step": "base", "judged": fine},
+                {"step": "weights", "judged": None},
+                {"step": "vllm-prefill", "judged": alarm},
+            ]
+        },
+        "steps": [
+            {"name": "base", "status": "done", "reason": None},
+            {"name": "vllm-decode", "status": "failed", "reason": "no memory"},
+        ],
+    }
+    cases = read_junit(junit_xml("scoremode ladder", ladder_cases(value, [gate(0.01)])))
+    assert {of for of, _, _, _ in cases} == {"runs/ladder-m"}
+    assert [case[1:] for case in cases[:3]] == [
+        ("base", "passed", "as rounding"),
+        ("vllm-prefill", "failure", "grows"),
+        ("vllm-decode", "error", "no memory"),
+    ]
+    assert cases[3][1:3] == ("--max-kld 0.01", "failure")
 
 
 def test_a_command_without_a_verdict_is_a_document_too():

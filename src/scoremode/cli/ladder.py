@@ -16,6 +16,7 @@ from scoremode.cli.command import (
     Command,
     Found,
     base_revision,
+    check_junit,
     exit_code_of,
     gates_of,
     model_of,
@@ -33,6 +34,7 @@ from scoremode.spec.run import (
     Against,
     Form,
     Gates,
+    Junit,
     Model,
     Named,
     Output,
@@ -84,7 +86,17 @@ class _Printed(Flags, part="output", group=OUTPUT):
 
 
 class Ladder(
-    Named, Against, _Steps, Gates, ReferenceRevision, Model, Protocol, _Printed, Engine, Command
+    Named,
+    Against,
+    _Steps,
+    Gates,
+    Junit,
+    ReferenceRevision,
+    Model,
+    Protocol,
+    _Printed,
+    Engine,
+    Command,
 ):
     called = "ladder"
     usage = "scoremode ladder MODEL --reference BASE [flags]"
@@ -117,6 +129,7 @@ class Ladder(
     arithmetic = Engine.arithmetic.but(common=False)
 
     def found(self, session: Session) -> Found:
+        check_junit(self.junit)
         from scoremode.lib.interpreters import find_interpreter
 
         place = self.vllm_python
@@ -137,6 +150,7 @@ class Ladder(
         value: dict[str, Any] = {**ladder, "folder": str(request.output)}
         if judged:
             value["gates"] = [gate.to_json() for gate in judged]
+        _write_cases(self.junit, "scoremode ladder", value, judged)
         return Found(value, ladder_document, _code(value, judged, quiet=self.quiet))
 
     def _request(self, session: Session, interpreter: "Interpreter | None") -> "LadderRequest":
@@ -229,6 +243,7 @@ def show_ladder(spec: "Show", session: Session) -> int:
             raise UsageError(
                 f"{flag}: is of one run, and {spec.folder} is a ladder: name a step's folder in it"
             )
+    check_junit(spec.junit)
     from scoremode.report.ladder import ladder_document
     from scoremode.results.ladder import finished_ladder
 
@@ -236,8 +251,18 @@ def show_ladder(spec: "Show", session: Session) -> int:
     judged = _judged(spec, spec.folder)
     if judged:
         value["gates"] = [gate.to_json() for gate in judged]
+    _write_cases(spec.junit, "scoremode show", value, judged)
     print_result(session, value, ladder_document, spec.form, quiet=spec.quiet)
     return _alarm_code(value) or exit_code_of(judged)
+
+
+def _write_cases(
+    junit: Path | None, command: str, value: dict[str, Any], judged: "Sequence[Gate]"
+) -> None:
+    if junit is not None:
+        from scoremode.report.junit import ladder_cases, write_junit
+
+        write_junit(junit, command, ladder_cases(value, judged))
 
 
 def _judged(spec: Gates, folder: Path) -> "list[Gate]":

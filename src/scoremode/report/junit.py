@@ -46,6 +46,19 @@ def verify_cases(value: Mapping[str, Any]) -> list[Case]:
     ]
 
 
+def ladder_cases(value: Mapping[str, Any], gates: Iterable["Gate"]) -> list[Case]:
+    """A case for each step of a ladder that was judged, a failure where it has an alarm, and for each
+    that failed; then its `gates`, which are held against the last one."""
+    of = value["folder"]
+    judged = [(s["step"], s["judged"]) for s in value["findings"]["steps"] if s["judged"]]
+    failed = [(s["name"], s["reason"]) for s in value["steps"] if s["status"] == "failed"]
+    return [
+        *(Case(of, n, j["words"], "failure" if j["alarm"] else "passed") for n, j in judged),
+        *(Case(of, name, reason, "error") for name, reason in failed),
+        *gate_cases(gates, of),
+    ]
+
+
 def junit_xml(command: str, cases: Sequence[Case]) -> str:
     """The XML text of a command's cases.
 
