@@ -39,6 +39,7 @@ NOT_HERE = {
     "vLLM": r"--engines? \S*vllm|--vllm-python ",
     "a server": r"--engine http",
     "a GPU": r"cuda",
+    "llama.cpp's own file, run by tests/features/test_kept.py": r"^scoremode kld quant\.kld ",
     "lm-evaluation-harness": r"^scoremode tasks ",
     "run by tests/cli/test_demo.py and tests/features/test_verify.py": r"^scoremode (demo|verify) ",
     "the hub": r"--push |--dataset |--preset (?!.*--dataset-file)| (org|bartowski|HuggingFaceH4)/",

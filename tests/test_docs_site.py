@@ -29,12 +29,12 @@ def pages(nav) -> list[str]:
     return [page for part in inner for page in pages(part)]
 
 
-def test_four_sections_have_at_most_27_pages_and_every_page_is_somewhere(hooks):
+def test_four_sections_have_at_most_30_pages_and_every_page_is_somewhere(hooks):
     assert [title for part in CONFIG["nav"] for title in part] == [
         "Start", "Do", "Understand", "Reference"
     ]  # fmt: skip
     named, others = pages(CONFIG["nav"]), CONFIG["not_in_nav"].split()
-    assert len(named) <= 27 and named[:2] == ["index.md", "start.md"]
+    assert len(named) <= 30 and named[:2] == ["index.md", "start.md"]
     own = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert sorted(named + others) == sorted({*own, *hooks.PAGES.values()}), "mkdocs.yml and docs/"
     assert not own & set(hooks.PAGES.values()) and set(hooks.PAGES.values()) < set(others)
