@@ -39,6 +39,7 @@ class Hub:
       commit, and that.
     - `commits`: (path and query, lines) of every commit that was sent; `refuses`: an HTTP status that
       they are answered with.
+    - `cuts`: of files, after how many bytes the connection breaks off, one number for each download.
     """
 
     repos: dict[str, Repo]
@@ -48,6 +49,7 @@ class Hub:
     moves: dict[str, tuple[int, Repo]] = field(default_factory=dict)
     commits: list[tuple[str, list[Any]]] = field(default_factory=list)
     refuses: int | None = None
+    cuts: dict[str, list[int]] = field(default_factory=dict)
 
     def fetched(self) -> list[str]:
         """The files whose content was downloaded."""
@@ -131,12 +133,24 @@ def serve(repos: dict[str, Repo]) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.requests.append((self.command, self.path))
-            status, headers, body = hub.answer(unquote(urlsplit(self.path).path))
+            path = unquote(urlsplit(self.path).path)
+            status, headers, body = hub.answer(path)
+            if (wanted := self.headers.get("Range")) and status == 200:
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                end = int(last) + 1 if last else len(body)
+                of = f"bytes {first}-{min(end, len(body)) - 1}/{len(body)}"
+                headers, status = headers | {"Content-Range": of}, 206
+                body = body[int(first) : end]
             self.send_response(status)
             for key, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "GET":
+                cuts = next((cuts for file, cuts in hub.cuts.items() if path.endswith(file)), None)
+                if cuts:
+                    self.wfile.write(body[: cuts.pop(0)])
+                    self.close_connection = True
+                    return
                 self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815

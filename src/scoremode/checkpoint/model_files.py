@@ -25,7 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", *SLOW_FILES)
 # The files of a repository that are fetched before its weights.
 _SMALL = ("*.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja")
 INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+SINGLE = "model.safetensors"
 # Beside its params.json.
 _MISTRALS = "consolidated.safetensors"
 # Where ModelOpt says what it quantized; of older releases config.json says nothing.
@@ -272,15 +272,15 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
                 raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
             if not (path / name).is_file():
                 raise CheckpointError(f"{path / name}: missing weight file, named by {INDEX}")
-        if (path / _SINGLE).exists() and _SINGLE not in names:
+        if (path / SINGLE).exists() and SINGLE not in names:
             raise CheckpointError(
-                f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "
+                f"{path}: holds two models, {SINGLE}, which transformers reads, and the files that "
                 f"{INDEX} names, which vLLM reads: remove one of the two"
             )
         return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
-    if (path / _SINGLE) in files:
-        files = [path / _SINGLE]
+    if (path / SINGLE) in files:
+        files = [path / SINGLE]
     if [file.name for file in files] == [_MISTRALS] and (path / "params.json").exists():
         raise CheckpointError(
             f"{path}: {_MISTRALS} alone has its tensors under the names of Mistral's own code, which "
@@ -322,7 +322,7 @@ def own_files(path: Path) -> dict[str, dict[str, Any]]:
 def refuse_adapter(path: Path) -> None:
     """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
     file = path / "adapter_config.json"
-    if not file.exists() or (path / _SINGLE).exists() or (path / INDEX).exists():
+    if not file.exists() or (path / SINGLE).exists() or (path / INDEX).exists():
         return
     if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
         return

@@ -26,7 +26,7 @@ DTYPE_BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 FLOATS = {"F64", "F32", "F16", "BF16"}
-_MAX_HEADER = 100_000_000  # the format's own limit
+MOST_HEADER = 100_000_000  # the format's own limit
 # Tensors of one file: Kimi-K2 in 4 bits has 210,000 in 60 files.
 _MOST_TENSORS = 500_000
 _MAX_RANK = 64  # torch's
@@ -57,11 +57,30 @@ def read_header(file: Path) -> list[TensorInfo]:
         with file.open("rb") as f:
             prefix = f.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-            if length > min(size - 8, _MAX_HEADER):
+            if length > min(size - 8, MOST_HEADER):
                 raise CheckpointError(f"{file}: truncated or not safetensors ({size} bytes)")
             content = f.read(length)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
+    start = 8 + length
+    infos, end = tensors_in(file, content, start), start
+    for info in infos:
+        if info.begin != end:
+            raise CheckpointError(
+                f"{file}: tensor {info.name} begins at byte {info.begin - start} of the data, the "
+                f"one before it ends at {end - start}"
+            )
+        end += info.bytes
+    if end != size:
+        raise CheckpointError(
+            f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
+        )
+    return infos
+
+
+def tensors_in(file: Path, content: bytes, start: int) -> list[TensorInfo]:
+    """Every tensor that a safetensors file's header describes, `content` its JSON and `start` the
+    first byte behind it, in the order of its bytes. Raises CheckpointError."""
     if (count := content.count(b'"data_offsets"')) > _MOST_TENSORS:
         raise CheckpointError(f"{file}: {count:,} tensors, more than {_MOST_TENSORS:,}")
     try:
@@ -75,21 +94,8 @@ def read_header(file: Path) -> list[TensorInfo]:
         isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
     ):
         raise CheckpointError(f"{file}: its __metadata__ is not names and strings")
-    start = 8 + length
     infos = [_info(file, start, name, entry) for name, entry in header.items()]
     infos.sort(key=attrgetter("begin", "bytes"))
-    end = start
-    for info in infos:
-        if info.begin != end:
-            raise CheckpointError(
-                f"{file}: tensor {info.name} begins at byte {info.begin - start} of the data, the "
-                f"one before it ends at {end - start}"
-            )
-        end += info.bytes
-    if end != size:
-        raise CheckpointError(
-            f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
-        )
     return infos
 
 

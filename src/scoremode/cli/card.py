@@ -91,7 +91,7 @@ class Card(Runs, Margin, Command):
         if self.push is not None and not self.yes and not sys.stdin.isatty():
             raise UsageError(f"--push {self.push}: there is no terminal to ask on: give --yes")
         for repo in filter(None, (self.push, self.repo)):
-            from scoremode.report.card.repository import check_repo
+            from scoremode.lib.hub import check_repo
 
             check_repo(repo)
 

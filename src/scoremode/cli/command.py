@@ -121,6 +121,10 @@ def named_model(spec: Model) -> str | None:
 
 def base_revision(base: str | None, revision: str | None) -> str | None:
     """--reference-revision. Raises UsageError where there is no base, or it is none of the hub's."""
+    if revision is not None and base is not None and base.startswith("hub:"):
+        raise UsageError(
+            f"--reference-revision {revision}: give --reference hub:ORG/NAME@{revision}"
+        )
     if revision is not None and (base is None or os.path.exists(base)):  # noqa: PTH110
         what = "there is no --reference" if base is None else f"{base} is here, not on the hub"
         raise UsageError(f"--reference-revision {revision}: changes nothing, since {what}")

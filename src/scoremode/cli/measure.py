@@ -23,7 +23,7 @@ from scoremode.cli.command import (
     write_gates,
 )
 from scoremode.cli.screen import Session
-from scoremode.cli.text import corpus_of, protocol_of, row_seed
+from scoremode.cli.text import base_of, corpus_of, protocol_of, row_seed
 from scoremode.errors import UsageError
 from scoremode.spec.engine import Http
 from scoremode.spec.flag import Flag, Flags, Group, PathName, Switch
@@ -162,18 +162,19 @@ class Kld(
         labels = self.label or [None]
         if labels[1:] and not self.is_sweep:
             raise UsageError(f"--label {labels[1]}: one MODEL has one label, {labels[0]}")
+        base = base_of(self.reference, session)
         return request_of(
             self,
             session,
             # Of several models each has its own.
             label=None if self.is_sweep else labels[0],
-            reference=self.reference,
+            reference=base,
             reference_revision=base_revision(self.reference, self.reference_revision),
             full=self.full,
             draft=self.draft,
             noise_floor=self.noise_floor,
             confident=self.confident,
-            swaps=swaps_in(self.swap, self.keep_dense, self.reference, self.reference_revision),
+            swaps=swaps_in(self.swap, self.keep_dense, base, self.reference_revision),
             gates=gates,
             keep="stored" if self.keep else None,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.screen import Session
 from scoremode.errors import UsageError
+from scoremode.lib.hub import is_address
 from scoremode.spec.flag import Flags
 from scoremode.spec.text import (
     CALIBRATIONS,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from scoremode.text import calibration, corpus, protocol
 
 __all__ = [
+    "base_of",
     "calibration_of",
     "corpus_of",
     "has_kept_text",
@@ -184,6 +186,7 @@ def text_and_protocol(
 
     libraries.modules("scoremode.reference.stored")
     libraries.wait()
+    from scoremode.reference.address import pending
     from scoremode.reference.stored import StoredReference
     from scoremode.text.kept_text import kept_text
 
@@ -191,6 +194,8 @@ def text_and_protocol(
     stored = StoredReference(folder)
     plan = stored.plan()
     protocol = protocol_of(spec, plan.protocol)
+    if size := pending(stored, plan.begun(protocol.whole()).scored):
+        session.screen.line(f"{stored.source}: {size / 1e9:.3g} GB of states and head to fetch")
     if not is_kept:
         return corpus_of(spec, session, row_seed(spec)), protocol
     kept = kept_text(str(folder), stored.record.document, plan)
@@ -204,12 +209,26 @@ def text_and_protocol(
     return kept, protocol
 
 
+def base_of(base: str | None, session: Session | None = None) -> str | None:
+    """--reference; of an address the folder that is fetched of it, which `session` shows. Raises
+    UsageError, ReferenceUnusable."""
+    if base is None or not is_address(base):
+        return base
+    if session is not None:
+        session.screen.stage(f"fetching {base}")
+    from scoremode.reference.address import located
+
+    return str(located(base))
+
+
 def _kept(spec: Text) -> Path | None:
     """The folder whose text is the run's: that of kept predictions as MODEL, else the reference's."""
     # Of several models one that is a finished run is none that is replayed.
     models = () if getattr(spec, "is_sweep", False) else ("model", "model_flag")
     for name in (*models, "reference"):
         place = getattr(spec, name, None)
+        if place is not None and name == "reference":
+            place = base_of(place)
         # Path.is_file raises for a name too long.
         if place is not None and os.path.isfile(Path(place) / "record.json"):  # noqa: PTH113
             return Path(place)

@@ -10,15 +10,26 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from scoremode.errors import ScoremodeError, words_of
+from scoremode.errors import ScoremodeError, UsageError, words_of
 
-__all__ = ["Revision", "downloaded", "downloads", "find_revision", "hub_call", "on_hub"]
+__all__ = [
+    "Revision",
+    "check_repo",
+    "downloaded",
+    "downloads",
+    "find_revision",
+    "hub_call",
+    "is_address",
+    "on_hub",
+    "reader",
+]
 
 T = TypeVar("T")
 
@@ -56,6 +67,24 @@ def on_hub(source: str) -> tuple[str, str] | None:
         return None
     repo, _, commit = source.removeprefix("hub:").partition("@")
     return repo, commit
+
+
+def is_address(base: str) -> bool:
+    """Tells whether a base is named by an address. Raises UsageError for one of a kind that isn't
+    read."""
+    if base.startswith("hub:"):
+        return True
+    scheme, separator, rest = base.partition("://")
+    if not separator or not scheme.isalnum():
+        return False
+    if scheme != "https":
+        # An address may have a password in it.
+        host = urlsplit(f"https://{rest}").hostname
+        raise UsageError(
+            f"--reference {scheme}://{host}…: no reference is read from there: give hub:ORG/NAME@REV, "
+            "https://…, a folder or a model"
+        )
+    return True
 
 
 def hub_call(call: Callable[[], T], *, most: int = _TRIES) -> T:
@@ -120,6 +149,36 @@ def _counter(tell: Callable[[float, int], None], total: int) -> type:
                     tell(new, total)
 
     return Counter
+
+
+@contextmanager
+def reader(repo: str, commit: str, name: str) -> Iterator[Callable[[int, int], bytes]]:
+    """Within a block, a function that reads the bytes `begin … end` of a model's file on the hub, and
+    nothing else of it. Raises OSError as `hub_call` does."""
+    from huggingface_hub import HfFileSystem
+
+    system = HfFileSystem()
+    call = partial(system.open, f"{repo}@{commit}/{name}", "rb", cache_type="none")
+    with hub_call(call) as file:
+
+        def read(begin: int, end: int) -> bytes:
+            file.seek(begin)
+            data = bytes(hub_call(partial(file.read, end - begin)))
+            if len(data) != end - begin:
+                raise OSError(f"{repo}/{name}: ends before byte {end:,}")
+            return data
+
+        yield read
+
+
+def check_repo(repo: str) -> None:
+    """Raises UsageError for what is no name of a repository."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UsageError(f"{repo}: {words_of(error, named=False)}") from None
 
 
 def find_revision(

@@ -7,10 +7,12 @@ Its plan comes from the token ids that it keeps and its own Scores (`kept_plan`)
 are scored in another order than they were kept in (`OrderedReference`).
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, RoundedHead, held_logits, tile_of
 from scoremode.lib.files import MOST_TEXT, check_regular, read_regular
 from scoremode.lib.tasks import Task
+from scoremode.reference.address import address_of
 from scoremode.reference.base import Span
 from scoremode.reference.states import (
     HEADER_BYTES,
@@ -61,7 +64,8 @@ def is_run(path: Path) -> bool:
 class StoredReference:
     """A finished reference. Raises ReferenceUnusable, RunFolderError.
 
-    - `path`: its folder; `record`: of the run that made it.
+    - `path`: its folder; `record`: of the run that made it. `address`: where it was fetched from,
+      states and head as they are needed; None of one that nobody fetched.
     - `sha256`: of all that makes its numbers.
     - `vocabulary`: entries of its softmax.
     - `rounds`: the dtype that its logits are rounded to, where it is asked for `as_ran` and its engine
@@ -71,7 +75,7 @@ class StoredReference:
     extra_sums = None
 
     def __init__(self, path: Path, *, as_ran: bool = False):
-        self.path = path
+        self.path, self.address = path, address_of(path)
         record = checked_record(path)
         kept, keeps = record.kept, record.identity and record.identity.keep
         if not kept and not keeps:
@@ -128,6 +132,11 @@ class StoredReference:
     def _columns(self) -> tuple[Scores, dict[str, Any]]:
         return read_verified(self.path, self.record)
 
+    @property
+    def source(self) -> str:
+        """Its name in a record."""
+        return self.address or str(self.path)
+
     def plan(self) -> Plan:
         """The plan whose targets its states are of, made again from its tokens and Scores."""
         if self._tokens is None:
@@ -156,8 +165,13 @@ class StoredReference:
 
     def check_plan(self, planned: PlannedText, corpus: Corpus) -> None:
         """Raises ReferenceUnusable where it is of another plan, with the first token where they differ
-        by those alone. It has all windows, of which a run that a rule may stop draws some."""
+        by those alone. It has all windows, of which a run that a rule may stop draws some, and one with
+        a limit takes the first."""
         plan, record = planned.plan.in_text_order(), self.record
+        if plan.protocol.max_windows is not None and self._tokens:
+            begun = self.plan().begun(plan.protocol)
+            if begun.sha256 == plan.sha256:
+                return
         ours = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
         if (
             record.plan.sha256 != ours.plan.sha256
@@ -228,13 +242,15 @@ class StoredReference:
         states = 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
         return head + states + held_logits(self.vocabulary, device)
 
-    def check_files(self) -> None:
+    def check_files(self, rows: int | None = None) -> None:
         """Reads everything and compares with the hashes in the record, and the record's numbers with
-        its scores. Raises ReferenceUnusable, RunFolderError."""
+        its scores; of states those of the first `rows` targets. Raises ReferenceUnusable,
+        RunFolderError."""
         scores, extras = self._columns
         check_numbers(self.path, self.record, scores, extras)
-        most = {TOKENS: MOST_TEXT} | {f.name: self._most(f) for f in self._states.files}
-        for file in filter(None, (self._tokens, *self._states.files)):
+        needed = self.files_of(self._states.rows if rows is None else rows)
+        most = {TOKENS: MOST_TEXT} | {f.name: self.most_of(f) for f in needed}
+        for file in filter(None, (self._tokens, *needed)):
             path = self.path / file.name
             try:
                 check_regular(path, most[file.name], links=False)
@@ -242,14 +258,23 @@ class StoredReference:
             except OSError as error:
                 raise ReferenceUnusable(f"{path}: {error.strerror}") from None
             _check_sha256(path, found, file.sha256)
-        for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
+        if words := self._misfit(self._tensors):
+            raise ReferenceUnusable(f"{self.path}: {words}")
+
+    def misfit_of_head(self, path: Path) -> str | None:
+        """Why a safetensors file has another head than the record's; None where it has that one."""
+        return self._misfit(self._as_described(*self._from_file(path)))
+
+    def _misfit(self, tensors: tuple[torch.Tensor, torch.Tensor | None]) -> str | None:
+        for name, tensor in zip(("weight", "bias"), tensors, strict=True):
             wanted = getattr(self._head.sha256, name) or None
             found = None if tensor is None else digest_of(tensor)
             if found != wanted:
-                raise ReferenceUnusable(
-                    f"{self.path}: the {name} of its head has the sha256 {str(found)[:12]}…, and "
-                    f"the record has {str(wanted)[:12]}…"
+                return (
+                    f"the {name} of its head has the sha256 {str(found)[:12]}…, and the record has "
+                    f"{str(wanted)[:12]}…"
                 )
+        return None
 
     def release(self) -> None:
         """Lets go of what it has on devices."""
@@ -284,7 +309,7 @@ class StoredReference:
         """Reader of its states' bytes, without mapping them."""
         files = []
         # Mapped, they have been checked.
-        for file, mapped in zip(self._states.files, self._files, strict=True):
+        for file, mapped in zip(self._states.files, self._files, strict=False):
             path = self.path / file.name
             try:
                 files.append(StatesFile(path, begin_of_states(path), len(mapped)))
@@ -294,10 +319,13 @@ class StoredReference:
 
     @cached_property
     def _files(self) -> list[torch.Tensor]:
+        """The states, file by file, of a reference that was fetched as far as they are there."""
         result = []
         for file in self._states.files:
             path = self.path / file.name
-            states = read_states(path, self._most(file))
+            if result and self.address is not None and not os.path.lexists(path):
+                break
+            states = read_states(path, self.most_of(file))
             wanted = (file.rows, self._states.width)
             name = str(states.dtype).removeprefix("torch.")
             if tuple(states.shape) != wanted or name != self._states.dtype:
@@ -321,26 +349,55 @@ class StoredReference:
                     f"reference's in {wanted!r}"
                 )
 
-    def _most(self, file: KeptStates) -> int:
+    def files_of(self, rows: int) -> list[KeptStates]:
+        """The files that have the states of the first `rows` targets, and the first one in any case,
+        which is replayed."""
+        files = self._states.files
+        ends = accumulate(file.rows for file in files)
+        return [f for f, end in zip(files, ends, strict=True) if end - f.rows < max(1, rows)]
+
+    def bytes_of(self, file: KeptStates) -> int:
+        """Bytes of a file's states."""
+        return file.rows * self._states.width * self.dtype.itemsize
+
+    def most_of(self, file: KeptStates) -> int:
         """The most bytes that a file of states has, by its rows."""
-        return HEADER_BYTES + file.rows * self._states.width * self.dtype.itemsize
+        return HEADER_BYTES + self.bytes_of(file)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of its head's tensors."""
+        itemsize = getattr(torch, self._head.dtype).itemsize
+        has_bias = bool(self._head.sha256.bias)
+        return self.vocabulary * (self._head.width + has_bias) * itemsize
+
+    @property
+    def place_of_head(self) -> HeadPlace | None:
+        """The checkpoint in which its head was left, None where it is stored."""
+        return None if self._head.file else self._head.checkpoint
 
     def _span(self, span: Span) -> list[torch.Tensor]:
+        if span[1] > (have := sum(map(len, self._files))):
+            missing = self._states.files[len(self._files)].name
+            raise ReferenceUnusable(f"{self.path / missing}: is not there: {have:,} states are")
         rows = rows_of_files(span, map(len, self._files))
         return [self._files[number][low:high] for number, low, high in rows]
 
     @cached_property
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The head's weight [V, D] and bias [V], as views of mapped files."""
-        facts = self._head
+        where = self.place_of_head
         try:
-            if facts.file or facts.checkpoint is None:
-                weight, bias = self._from_file()
-            else:
-                weight, bias = self._from_checkpoint(facts.checkpoint)
+            if where is None or self.address is not None:
+                return self._as_described(*self._from_file(self.path / HEAD))
+            return self._as_described(*self._from_checkpoint(where))
         except CheckpointError as error:
             raise ReferenceUnusable(f"{self.path}: its head is not to be had: {error}") from None
-        weight = weight[: self.vocabulary]
+
+    def _as_described(
+        self, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        facts, weight = self._head, weight[: self.vocabulary]
         shape, wanted = list(weight.shape), [self.vocabulary, facts.width]
         name = str(weight.dtype).removeprefix("torch.")
         if shape != wanted or name != facts.dtype:
@@ -350,10 +407,9 @@ class StoredReference:
             )
         return weight, None if bias is None else bias[: self.vocabulary]
 
-    def _from_file(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _from_file(self, path: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
         import safetensors
 
-        path = self.path / HEAD
         entries = self.vocabulary * (self._head.width + 1)
         try:
             check_regular(path, HEADER_BYTES + 8 * entries, links=False)

@@ -24,6 +24,7 @@ from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
 from scoremode.llama_cpp.file import Contents
 from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.reference.address import complete
 from scoremode.reference.base import Reference, Span
 from scoremode.reference.replay import Replay, compare_base, replay
 from scoremode.reference.stored import OrderedReference, StoredReference, is_run
@@ -225,6 +226,8 @@ class StoredBaseline:
         self.stored = stored
         self.vocabulary = stored.vocabulary
         stored.check_plan(planned, corpus)
+        self._rows = planned.plan.scored
+        complete(stored, self._rows)
         ordered = stored.by_rows_of(planned.plan)
         self._ordered = ordered if isinstance(ordered, OrderedReference) else None
         self._is_captured = is_captured
@@ -236,7 +239,7 @@ class StoredBaseline:
 
     @cached_property
     def _files(self) -> Task[None]:
-        return Task(self.stored.check_files)
+        return Task(partial(self.stored.check_files, self._rows))
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "stored", "sha256": self.stored.sha256}
@@ -270,7 +273,7 @@ class StoredBaseline:
         names = ("source", "path", "fingerprint", "files", "bits_per_weight", "bytes", "gib")
         return {
             "kind": "model" if self._is_captured else "stored",
-            "source": record.checkpoint.source if self._is_captured else str(self.stored.path),
+            "source": record.checkpoint.source if self._is_captured else self.stored.source,
             **({"label": record.label} if record.label else {}),
             "sha256": base_of_record(record),
             "states_sha256": self.stored.sha256,

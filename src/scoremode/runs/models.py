@@ -226,8 +226,17 @@ def _base_of(
 
     path = Path(reference)
     if is_run(path):
-        stored = StoredReference(path).record.checkpoint
-        return stored.path or stored.source, None, stored.fingerprint
+        kept = StoredReference(path)
+        stored = kept.record.checkpoint
+        if kept.address is None:
+            return stored.path or stored.source, None, stored.fingerprint
+        # Not a path of another machine, which may be anything here.
+        if (found := on_hub(stored.source)) is None:
+            raise UsageError(
+                f"--keep-dense {pattern}: {kept.address} is of {stored.source}, which the hub does "
+                f"not have: --swap {pattern}=BASE names the base's checkpoint"
+            )
+        return found[0], found[1] or None, stored.fingerprint
     if is_logits_file(path):
         raise UsageError(
             f"--keep-dense {pattern}: {reference} holds log-probabilities and no weights: --swap "

@@ -46,12 +46,13 @@ class KeptText(Corpus):
         return {key: value for key, value in self.record["corpus"].items() if key != "text"}
 
     def planned(self, protocol: Protocol, tokenizer: Tokenizer) -> Plan:
-        """The kept plan, for a run under `protocol` of a model with `tokenizer`. Raises
+        """The kept plan, or with a limit its first windows, for a run under `protocol` of a model with `tokenizer`. Raises
         ReferenceUnusable where either would have made another one."""
         # Of a run that a rule may stop, the windows that it draws are those that are kept.
         whole = protocol.whole()
+        plan = self.plan.begun(whole)
         for each in fields(protocol):
-            ours, theirs = getattr(whole, each.name), getattr(self.plan.protocol, each.name)
+            ours, theirs = getattr(whole, each.name), getattr(plan.protocol, each.name)
             if each.name != "name" and ours != theirs:
                 raise ReferenceUnusable(
                     f"{self.where}: is of another plan: its protocol's {each.name} is {theirs}, this "
@@ -59,7 +60,7 @@ class KeptText(Corpus):
                 )
         if tokenizer.sha256 != self.record["tokenizer"]["sha256"]:
             self._prove(tokenizer)
-        return self.plan if protocol.seed is None else self.plan.drawn(protocol)
+        return plan if protocol.seed is None else plan.drawn(protocol)
 
     def _prove(self, tokenizer: Tokenizer) -> None:
         """Raises ReferenceUnusable unless another tokenizer than its own makes the same ids."""

@@ -243,6 +243,16 @@ class Plan:
         """The plan of its first `n` windows, of all for None."""
         return self if n is None or n >= len(self) else self.windows_at(np.arange(n))
 
+    def begun(self, protocol: Protocol) -> "Plan":
+        """The plan of its first windows, for a protocol that differs by a smaller limit of windows
+        alone, and whose text is one; else itself."""
+        limit, own = protocol.max_windows, self.protocol
+        if limit is None or self.conversation is not None or limit > (own.max_windows or len(self)):
+            return self
+        if replace(protocol, name=own.name, max_windows=own.max_windows) != own:
+            return self
+        return replace(self.limited_to(limit), protocol=protocol)
+
     @cached_property
     def looks(self) -> Sequence[int]:
         """The numbers of windows after which a rule to stop by is looked at, the last being all; only

@@ -11,10 +11,10 @@ from support.fake_hub import COMMIT, Hub, Repo, call, serve
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.card.content import BEGIN, END, model_index
+from scoremode.lib.hub import check_repo
 from scoremode.report.card.repository import (
     card_files,
     changes,
-    check_repo,
     read_readme,
     with_block,
     with_model_index,

@@ -221,16 +221,6 @@ def _check(text: str, name: str, results: Sequence[object]) -> None:
             raise UsageError(f"{name}: the hub would not read {result}")
 
 
-def check_repo(repo: str) -> None:
-    """Raises UsageError for what is no name of a repository."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise UsageError(f"{repo}: {words_of(error, named=False)}") from None
-
-
 def address(repo: str, path: str) -> str:
     """The address of a file in a model's repository."""
     from huggingface_hub import constants

@@ -277,10 +277,15 @@ def texts_of(path: Path, name: str, column: Any) -> np.ndarray:
     return np.concatenate(found)
 
 
+def most_bytes(rows: int, row_bytes: int = ROW_BYTES) -> int:
+    """The most bytes of a run's Parquet file with so many rows."""
+    return _FILE_BYTES + row_bytes * rows
+
+
 def bytes_of(path: Path, sha256: str | None, rows: int | None, row_bytes: int = ROW_BYTES) -> bytes:
     """The bytes of a run's Parquet file, no more than so many rows can take, with that sha256. Raises
     RunFolderError."""
-    most = MOST_TEXT if rows is None else _FILE_BYTES + row_bytes * rows
+    most = MOST_TEXT if rows is None else most_bytes(rows, row_bytes)
     try:
         data = read_regular(path, most, links=False)
     except OSError as error:

@@ -30,17 +30,17 @@ class KeptOnce(StoredReference):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self._checked: dict[Path, tuple[int, ...]] | None = None
+        self._checked: tuple[int | None, dict[Path, tuple[int, ...]]] | None = None
 
-    def check_files(self) -> None:
+    def check_files(self, rows: int | None = None) -> None:
         files = [file for file in self.path.rglob("*") if file.is_file()]
-        if (kept := self.record.kept) and (where := kept.head.checkpoint) is not None:
+        if self.address is None and (where := self.place_of_head) is not None:
             place = Path(where.path)
             files += place.glob("*.safetensors") if place.is_dir() else [place]
         stamps = {file: stamp(file) for file in sorted(files)}
-        if stamps != self._checked:
-            super().check_files()
-            self._checked = stamps
+        if (rows, stamps) != self._checked:
+            super().check_files(rows)
+            self._checked = rows, stamps
 
 
 class Bases:

@@ -19,7 +19,8 @@ from scoremode.checkpoint.gguf.header import parts_of
 from scoremode.checkpoint.gguf.names import choose, named_gguf
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model
 from scoremode.errors import CheckpointError, RunFolderError, ScoremodeError, line_of, words_of
-from scoremode.reference.stored import is_run
+from scoremode.reference.address import pending
+from scoremode.reference.stored import StoredReference, is_run
 from scoremode.results.folders.store import find_runs
 from scoremode.results.labels import Named
 from scoremode.results.record.checks import check_record
@@ -48,7 +49,10 @@ def foresee(request: SweepRequest) -> dict[str, Any]:
     models = all_models(request.models, first.revision)
     records = _readable(request.output) if request.output.is_dir() else []
     rows = []
-    if not (is_run(Path(base)) or is_logits_file(Path(base))):
+    of_base = 0
+    if is_run(Path(base)):
+        of_base = max(_pending(pair) for pair in request.pairs)
+    elif not is_logits_file(Path(base)):
         rows += _rows(base, first.reference_revision, request, records, is_base=True)
     for model in models:
         rows += _rows(model, first.revision, request, records, is_base=False)
@@ -67,9 +71,17 @@ def foresee(request: SweepRequest) -> dict[str, Any]:
         "pairs": titles(request.pairs),
         "to_run": len(left),
         "bytes": sum(row["bytes"] or 0 for row in read),
-        "download": sum(row["download"] or 0 for row in read),
+        "download": sum(row["download"] or 0 for row in read) + of_base,
         "seconds": None if None in seconds else sum(seconds),
     }
+
+
+def _pending(pair: Request) -> int:
+    """Bytes that are fetched of a pair's kept base."""
+    stored = StoredReference(Path(str(pair.reference)))
+    if stored.address is None:
+        return 0
+    return pending(stored, stored.plan().begun(pair.protocol.whole()).scored)
 
 
 def _rows(
