@@ -42,7 +42,8 @@ NOT_HERE = {
     "llama.cpp's own file, run by tests/features/test_kept.py": r"^scoremode kld quant\.kld ",
     "lm-evaluation-harness": r"^scoremode tasks ",
     "run by tests/cli/test_demo.py and tests/features/test_verify.py": r"^scoremode (demo|verify) ",
-    "the hub": r"--push |--dataset |--preset (?!.*--dataset-file)| (org|bartowski|HuggingFaceH4)/",
+    "the hub": r"--push |--dataset |hub:|https://|--preset (?!.*--dataset-file)|"
+    r" (org|bartowski|HuggingFaceH4)/",
 }
 
 

@@ -12,6 +12,7 @@ from support.fake_hub import COMMIT, Repo, call
 from support.fake_hub import serve as serve_hub
 from support.https_files import Files, make_certificate, serve
 from support.programs import error_of
+
 from scoremode.cli.main import main
 from scoremode.reference import address
 from scoremode.results.folders.store import find_runs, read_record, read_scores, seal_of
@@ -90,6 +91,18 @@ def test_a_base_over_https_gives_the_scores_of_the_folder(kept, quant, served, c
     kld(quant, f"{served.address}/ref/", tmp_path / "c")
     assert served.requests == [("ref/record.json", None)]
     assert partial_files(cache) == []
+
+
+def test_an_audit_finds_the_base_by_its_address(quant, served, cache, tmp_path, capsys):
+    kld(quant, f"{served.address}/ref", tmp_path / "runs", "--limit", "5")
+    shutil.rmtree(cache)
+    for flags, held in (([], []), (["--reference", f"{served.address}/ref"], ["kept files"])):
+        address.located.cache_clear()
+        assert main(["check", str(tmp_path / "runs"), *flags, "--format", "json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        found = {f["name"]: f["status"] for f in run["findings"] if f["part"] == "reference"}
+        assert [name for name in ("kept files",) if found.get(name) == "held"] == held, found
+    assert found["log-probabilities"] == "held"
 
 
 def test_a_limit_fetches_the_first_states_alone(kept, quant, served, cache, tmp_path):

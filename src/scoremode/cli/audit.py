@@ -8,7 +8,7 @@ from pathlib import Path
 from scoremode.cli.command import Command, Found, check_junit, model_of, reads_model
 from scoremode.cli.engines import reference_options, vllm_options
 from scoremode.cli.screen import Session
-from scoremode.cli.text import corpus_of, protocol_of
+from scoremode.cli.text import base_of, corpus_of, protocol_of
 from scoremode.cli.variants import variants_of
 from scoremode.errors import InvalidMeasurement, UsageError
 from scoremode.spec.engine import Engine
@@ -60,7 +60,9 @@ class _Places(
     tokenizer: Place = Flag(
         "find the tokenizer in this folder, .gguf file or tokenizer.json", "PATH"
     )
-    reference: Place = Flag("find the base in this folder, .gguf file or file of logits", "PATH")
+    reference: Place = Flag(
+        "find the base in this folder, .gguf file or file of logits, or at this address", "PATH"
+    )
     file: Flag[str | Path | Sequence[str | Path], list[Path]] = Flag(
         "find the text, or the data set's file, here; repeat as often as in the run",
         "PATH",
@@ -101,7 +103,8 @@ class Check(Runs, _Again, _Places, Command):
 
         screen = session.screen
         rerun = rerun_of(self.against, self.share, self.seed, self.device, self.trust_remote_code)
-        places = self.model, self.tokenizer, self.reference, tuple(self.file)
+        base = base_of(self.reference, session)
+        places = self.model, self.tokenizer, base, tuple(self.file)
         value = check(
             self.runs,
             Sources(*places, fetch=self.fetch),

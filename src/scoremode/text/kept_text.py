@@ -46,8 +46,8 @@ class KeptText(Corpus):
         return {key: value for key, value in self.record["corpus"].items() if key != "text"}
 
     def planned(self, protocol: Protocol, tokenizer: Tokenizer) -> Plan:
-        """The kept plan, or with a limit its first windows, for a run under `protocol` of a model with `tokenizer`. Raises
-        ReferenceUnusable where either would have made another one."""
+        """The kept plan, or with a limit its first windows, for a run under `protocol` of a model with
+        `tokenizer`. Raises ReferenceUnusable where either would have made another one."""
         # Of a run that a rule may stop, the windows that it draws are those that are kept.
         whole = protocol.whole()
         plan = self.plan.begun(whole)

@@ -10,8 +10,8 @@ from support.card_groups import two_groups
 from support.fake_hub import COMMIT, Hub, Repo, call, serve
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.report.card.content import BEGIN, END, model_index
 from scoremode.lib.hub import check_repo
+from scoremode.report.card.content import BEGIN, END, model_index
 from scoremode.report.card.repository import (
     card_files,
     changes,

@@ -189,13 +189,16 @@ def _audit_logits_file(
 
 def _as_scored(stored: "StoredReference", record: Done, rows: int) -> Scores:
     """The base's Scores in the order in which the run took its windows, as many rows as it has."""
-    if record.protocol.seed is UNSET:
-        return stored.scores
     from scoremode.reference.stored import OrderedReference
 
-    plan = stored.plan().drawn(protocol_of(record))
-    taken = OrderedReference(stored, plan).rows(0, min(rows, plan.scored))
-    columns = stored.scores.columns()
+    protocol, columns = protocol_of(record), stored.scores.columns()
+    if protocol.seed is not None:
+        plan = stored.plan().begun(protocol.whole()).drawn(protocol)
+        taken = OrderedReference(stored, plan).rows(0, min(rows, plan.scored))
+    elif protocol.max_windows is not None:
+        taken = slice(rows)
+    else:
+        return stored.scores
     return Scores.from_columns({name: column[taken] for name, column in columns.items()})
 
 
@@ -233,6 +236,7 @@ def _audit_stored(
 ) -> None:
     """A base that was kept: that it is the same, that it is whole, that its log-probabilities are the
     Scores'."""
+    from scoremode.reference.address import complete
     from scoremode.reference.replay import most_apart
     from scoremode.reference.stored import StoredReference
 
@@ -245,7 +249,8 @@ def _audit_stored(
     findings.same(part, "states", section.states_sha256 or None, stored.sha256, f"{folder} has")
     _audit_described(record, section, stored, findings)
     try:
-        stored.check_files()
+        complete(stored, record.plan.scored)
+        stored.check_files(record.plan.scored)
         findings.held(part, "kept files", f"all in {folder} are as they were written")
     except ScoremodeError as error:
         findings.wrong(part, "kept files", str(error))

@@ -262,10 +262,13 @@ def _open_base(
         from scoremode.llama_cpp.reference import LlamaCppReference
 
         return _Base(None, LlamaCppReference(place))
+    from scoremode.reference.address import complete
     from scoremode.reference.stored import StoredReference, is_run
 
     if kind == "stored" and is_run(place):
-        return _Base(None, StoredReference(place))
+        stored = StoredReference(place)
+        complete(stored, stored.record.plan.scored)
+        return _Base(None, stored)
     checkpoint, engine = section.checkpoint, section.engine
     if checkpoint is None or not engine or kind == "stored":
         raise Unreachable(f"there is no reference in {place}: --reference PATH says where it lies")
