@@ -159,11 +159,12 @@ def reader(repo: str, commit: str, name: str) -> Iterator[Callable[[int, int], b
 
     system = HfFileSystem()
     call = partial(system.open, f"{repo}@{commit}/{name}", "rb", cache_type="none")
-    with hub_call(call) as file:
+    opened: Any = hub_call(call)
+    with opened as file:
 
         def read(begin: int, end: int) -> bytes:
             file.seek(begin)
-            data = bytes(hub_call(partial(file.read, end - begin)))
+            data = hub_call(partial(file.read, end - begin))
             if len(data) != end - begin:
                 raise OSError(f"{repo}/{name}: ends before byte {end:,}")
             return data
