@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         generate,
         inspect,
         kld,
+        ladder,
         measure,
         merge,
         open_run,

@@ -8,6 +8,8 @@ import shutil
 import numpy as np
 import pytest
 from support import ladder_kill_points
+from support.gguf.golden import in_blocks, rebuild, rewrite
+from support.gguf.models import make_folder
 from support.junit import read_junit
 from support.programs import error_of, run
 from support.warm import call
@@ -99,10 +101,10 @@ def test_each_step_is_beside_the_one_before_and_beside_the_base_in_float32(finis
     assert found["verdict"].endswith("base adds nothing that rounding does not explain")
     assert not lines["base"]["judged"]["alarm"] and lines["inputs"]["judged"] is None
     assert lines["weights"]["judged"]["words"] == "no linear is out of line with its peers"
-    noise = kld_of(place / value["noise"]["after"])
-    assert found["noise"]["against_before"]["kld"]["value"] == pytest.approx(
-        noise.mean(), rel=1e-12
-    )
+    (noise,) = value["noise"]
+    of_noise = kld_of(place / noise["after"]).mean()
+    (line,) = found["noise"]
+    assert line["against_before"]["kld"]["value"] == pytest.approx(of_noise, rel=1e-12)
 
 
 def test_its_table_its_csv_and_its_report(finished, capsys, tmp_path):
@@ -257,12 +259,11 @@ def test_an_alarm_is_said_first_and_ends_with_exit_code_3(copied, capsys, monkey
     place, asked = copied
     said = {"alarm": True, "words": "twice the noise, everywhere"}
 
-    def judged(before, rung, noise):
-        return said if rung.step["name"] == "base" else None
-
-    monkeypatch.setattr("scoremode.results.ladder._judged", judged)
+    monkeypatch.setattr("scoremode.results.ladder._judged", lambda *_: said)
     code, out, _ = run(capsys, *asked)
-    assert code == 3 and out.startswith("alarm at base: twice the noise, everywhere; ")
+    assert code == 3 and out.startswith(
+        "alarm at base: twice the noise, everywhere; alarm at inputs: "
+    )
     assert run(capsys, "show", str(place))[0] == 3
 
 
@@ -320,7 +321,8 @@ def test_a_run_beside_a_base_may_be_kept_and_be_a_base_itself(quants, flags, cap
     kept = tmp_path / "kept"
     asked = [*flags, "--limit", "8", "--quiet"]
     assert run(capsys, "kld", str(quants / "W8A8"), *asked, "--keep", "-o", str(kept))[0] == 0
-    assert load_run(kept)[0].kept
+    states = load_run(kept)[0].kept
+    assert states
     other = [
         "kld",
         str(quants / "W4A16-g32"),
@@ -332,7 +334,7 @@ def test_a_run_beside_a_base_may_be_kept_and_be_a_base_itself(quants, flags, cap
     ]
     assert run(capsys, *other, "-o", str(tmp_path / "runs"))[0] == 0
     ((_, record),) = find_runs(tmp_path / "runs")
-    assert record["reference"]["states_sha256"] == load_run(kept)[0].kept.sha256
+    assert record["reference"]["states_sha256"] == states.sha256
     code, _, err = run(
         capsys, "kld", str(quants / "W8A8"), str(quants / "W4A16-g32"), *asked, "--keep"
     )
@@ -357,3 +359,83 @@ def test_attention_is_computed_by_the_backend_that_is_named(quants, flags, capsy
         assert run(capsys, *asked, "--attention", way, "-o", str(tmp_path / way))[0] == 0
         ((_, record),) = find_runs(tmp_path / way)
         assert record["engine"]["attention"] == way
+
+
+@pytest.fixture(scope="module")
+def gguf(demo, tmp_path_factory):
+    """A GGUF file, and flags of a ladder of it beside the folder that it was made of; and an executable
+    in llama-perplexity's place, which has the predictions of llama.cpp's arithmetic."""
+    home = tmp_path_factory.mktemp("gguf")
+    base = make_folder(home / "base", "llama", max_position_embeddings=256)
+    whole = rewrite(rebuild(base, "llama", home / "whole.gguf"), home / "long.gguf", _longer)
+    in_blocks(whole, home / "quant.gguf", "Q8_0")
+    words = (demo / "heldout.txt").read_text()[:12_000]
+    flags = [
+        "--protocol",
+        "llama.cpp",
+        "-c",
+        "64",
+        "--limit",
+        "16",
+        "--device",
+        "cpu",
+        "--text",
+        words,
+    ]
+    # The folder's own makes other tokens of a text.
+    flags += ["--tokenizer", str(home / "quant.gguf")]
+    served = home / "served.kld"
+    asked = ["reference", str(home / "quant.gguf"), *flags, "--arithmetic", "llama.cpp", "--quiet"]
+    assert main([*asked, "-o", str(home / "kept"), "--export-llama-cpp", str(served)]) == 0
+    tool = home / "tool" / "llama-perplexity"
+    tool.parent.mkdir()
+    find = "for w; do case $was in --kl-divergence-base) out=$w;; esac; was=$w; done"
+    tool.write_text(
+        f'#!/bin/sh\necho "version: 9" >&2\n{find}\n[ -z "$out" ] || cp {served} "$out"\n'
+    )
+    tool.chmod(0o755)
+    ladder = ["ladder", str(home / "quant.gguf"), "--reference", str(base), *flags]
+    return ladder, tool.parent
+
+
+def _longer(metadata, tensors):
+    metadata["llama.context_length"] = 256
+
+
+def test_a_gguf_file_ends_in_llama_cpp_s_arithmetic_and_in_llama_cpp_itself(gguf, capsys, tmp_path):
+    asked, tool = gguf
+    place = tmp_path / "ladder"
+    code, out, err = run(capsys, *asked, "--llama-cpp", str(tool), "-o", str(place), "--json")
+    assert code == 0, err
+    value = json.loads(out)
+    lines = {line["step"]: line for line in value["findings"]["steps"]}
+    assert list(lines) == ["weights", "llama.cpp", "llama-perplexity"]
+    assert {lines[name]["engine"]["dtype"] for name in ("weights", "llama.cpp")} == {"float32"}
+    assert lines["llama.cpp"]["engine"]["arithmetic"] == "llama.cpp"
+    reasons = {step["name"]: step["reason"] for step in value["steps"] if step["reason"]}
+    assert reasons["base"].startswith("all steps compute in float32")
+    assert reasons["vllm-prefill"].startswith("vLLM is given no GGUF file")
+    # The file has what our own step predicts, in 16 bits each.
+    noise = {
+        one["name"]: one["against_before"]["kld"]["value"] for one in value["findings"]["noise"]
+    }
+    served = lines["llama-perplexity"]
+    assert served["against_before"]["kld"]["value"] == pytest.approx(noise["file-noise"], rel=1e-6)
+    assert served["judged"]["alarm"] is False and "as rounding" in served["judged"]["words"]
+    assert not list(place.rglob("*.kld")) and not list(place.rglob("*.safetensors"))
+    assert run(capsys, "show", str(place))[0] == 0
+    code, out, _ = run(capsys, *asked, "--llama-cpp", str(tool), "-o", str(place))
+    assert code == 0 and "rounding" in out and "as llama.cpp's file holds it" in out
+    assert run(capsys, "report", str(place), "-o", str(tmp_path / "page.html"))[0] == 0
+
+
+def test_llama_perplexity_is_left_out_with_the_reason(gguf, capsys, tmp_path, monkeypatch):
+    asked, _ = gguf
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, _ = run(capsys, *asked, "-o", str(tmp_path / "x"), "--dry-run")
+    assert code == 0 and "llama-perplexity  left out: llama-perplexity: is not on PATH" in out
+    other = [word if word != "llama.cpp" else "disjoint" for word in asked]
+    code, out, _ = run(capsys, *other, "-o", str(tmp_path / "x"), "--dry-run")
+    assert code == 0 and "left out: protocol disjoint" in out
+    code, _, err = run(capsys, *asked, "-o", str(tmp_path / "x"), "--llama-cpp", str(tmp_path))
+    assert code == 1 and f"{tmp_path}: has no llama-perplexity" in error_of(err)

@@ -23,7 +23,7 @@ from scoremode.results.folders.store import find_runs
 def facts(output: Path) -> dict:
     """What matters of a finished ladder: its steps, what they say, and each run's scores."""
     ladder = json.loads((output / "ladder.json").read_text())
-    for step in (*ladder["steps"], ladder["noise"]):
+    for step in (*ladder["steps"], *ladder["noise"]):
         # The folder's name has the time in it.
         step["after"] = step["after"] and scores_of(output / step["after"])
         step.pop("command")

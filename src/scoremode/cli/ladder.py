@@ -24,8 +24,15 @@ from scoremode.cli.command import (
     reads_model,
 )
 from scoremode.cli.screen import Session, shown
-from scoremode.cli.text import NAMING
-from scoremode.errors import InvalidMeasurement, ScoremodeError, UsageError, escaped
+from scoremode.cli.text import NAMING, protocol_of
+from scoremode.errors import (
+    EngineError,
+    InvalidMeasurement,
+    ProtocolError,
+    ScoremodeError,
+    UsageError,
+    escaped,
+)
 from scoremode.spec.engine import Engine
 from scoremode.spec.flag import Flag, Flags, Group, Number, PathName, Place, Switch
 from scoremode.spec.run import (
@@ -46,6 +53,7 @@ from scoremode.spec.text import Protocol, Seed
 if TYPE_CHECKING:
     from scoremode.cli.finished import Show
     from scoremode.lib.interpreters import Interpreter
+    from scoremode.llama_cpp.tool import Tool
     from scoremode.results.gates import Gate
     from scoremode.runs.ladder.ladder import Work
     from scoremode.runs.ladder.steps import LadderRequest
@@ -69,6 +77,11 @@ class _Steps(Flags, group=Group("steps")):
         "PATH",
         read=Path,
         common=True,
+    )
+    llama_cpp: PathName = Flag(
+        "find llama-perplexity in this folder, of llama.cpp's source or release (default: on PATH)",
+        "DIR",
+        read=Path,
     )
     keep_states: Switch = Flag(
         "keep every step's final states, which are else deleted when the next step is done",
@@ -144,7 +157,9 @@ class Ladder(
         from scoremode.report.ladder import ladder_document
         from scoremode.runs.ladder.ladder import run_ladder
 
-        ladder = run_ladder(request, _runner(session, interpreter), notify=session.screen.line)
+        ladder = run_ladder(
+            request, _runner(session, request, interpreter), notify=session.screen.line
+        )
         session.screen.clear()
         judged = _judged(self, request.output)
         value: dict[str, Any] = {**ladder, "folder": str(request.output)}
@@ -199,9 +214,28 @@ class Ladder(
             ),
             skip=self.skip,
             vllm_python=interpreter and interpreter.path,
+            llama_cpp=self._tool(),
             keep=self.keep_states,
             command=session.command,
         )
+
+    def _tool(self) -> "Tool | str":
+        """llama-perplexity, or the reason why it can't be had. Raises EngineError where the folder that
+        is named has none."""
+        from scoremode.llama_cpp.export import check_exportable
+        from scoremode.llama_cpp.tool import find_tool
+
+        try:
+            check_exportable(protocol_of(self))
+        # Not hidden: it is the reason that the step is left out with.
+        except ProtocolError as error:
+            return f"{error}: --protocol llama.cpp"
+        try:
+            return find_tool(self.llama_cpp)
+        except EngineError as error:
+            if self.llama_cpp is not None:
+                raise
+            return str(error)
 
     def _given(self, wanted: Callable[[Flag[Any, Any]], bool]) -> tuple[str, ...]:
         """Words of those flags that are not as they are by default; of --limit always."""
@@ -210,7 +244,8 @@ class Ladder(
             for name, flag in self.flags.items()
             if wanted(flag) and name not in _OWN
             if (value := getattr(self, name)) != flag.default or name == "limit"
-            for word in flag.words(value)
+            # What is recorded of a long text is not enough to score it.
+            for word in (flag.but(longest=None) if flag.longest else flag).words(value)
         )
 
     def _check(self) -> None:
@@ -297,9 +332,11 @@ def _alarm_code(value: Any) -> int:
     return InvalidMeasurement.exit_code if alarms_of(value["findings"]) else 0
 
 
-def _runner(session: Session, interpreter: "Interpreter | None") -> "Callable[[Work], Path]":
+def _runner(
+    session: Session, request: "LadderRequest", interpreter: "Interpreter | None"
+) -> "Callable[[Work], Path]":
     """Runs the command lines of a ladder: the torch engine's here, vLLM's in processes of their own, by
-    the interpreter that has it."""
+    the interpreter that has it, and llama-perplexity for what it predicts."""
     screen = session.screen
 
     def run(work: "Work") -> Path:
@@ -313,11 +350,19 @@ def _runner(session: Session, interpreter: "Interpreter | None") -> "Callable[[W
                 screen.progress(*value)
 
         screen.stage("open", work.title)
+        own = copy(session)
+        own.command = ("scoremode", *work.words)
+        if work.engine == "llama.cpp":
+            from scoremode.cli.main import parsed_command
+            from scoremode.runs.ladder.ladder import write_served
+
+            spec: Any = parsed_command(work.words)
+            asked = spec.request(own)
+            screen.stage("score", work.title)
+            return write_served(request, asked, screen.progress)
         if work.engine == "torch":
             from scoremode.runs.sweep.model import free_device
 
-            own = copy(session)
-            own.command = ("scoremode", *work.words)
             folder = _measured(own, work.words, receive)
             free_device()
             return Path(folder)

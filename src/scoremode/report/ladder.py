@@ -17,7 +17,7 @@ from scoremode.report.document import (
     without_interval,
     words,
 )
-from scoremode.results.ladder import alarms_of
+from scoremode.results.ladder import FILE_NOISE, alarms_of
 
 # Of each side: heading and key's beginning.
 _BEFORE, _TOP = "before", "top"
@@ -111,6 +111,8 @@ def _cells(side: Mapping[str, Any]) -> list[Any]:
 
 def _computed(engine: Mapping[str, Any]) -> str:
     """The dtype that a step computes in, and what does, such as `bfloat16, vllm decode`."""
+    if engine["engine"] == "replay":
+        return "llama.cpp itself"
     own = [] if engine["engine"] == "torch" else [engine["engine"], engine["phase"]]
     return ", ".join(filter(None, (engine["dtype"], " ".join(filter(None, own)))))
 
@@ -122,10 +124,11 @@ def _facts(value: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str
         ("text", f"{found['corpus']['name']}, {found['protocol']['name']}, "
          f"{found['plan']['windows']:,} windows, {found['plan']['scored']:,} targets"),
     ]  # fmt: skip
-    if (noise := found["noise"]) is not None:
+    for noise in found["noise"]:
         kld = metric_of(noise["against_before"]["kld"])
         assert kld is not None
         how = ", ".join(filter(None, (noise["engine"]["dtype"], noise["engine"]["attention"])))
+        how = "as llama.cpp's file holds it" if noise["name"] == FILE_NOISE else how
         facts.append(
             ("rounding", f"KLD {kld.value:.4g} nats of {noise['before']} from itself ({how})")
         )

@@ -28,13 +28,13 @@ from scoremode.results.metrics import METRIC, log_ratio
 from scoremode.results.record.section import Metric, Section, differences, misfit
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.agreement import difference, judge, logits_of
-from scoremode.results.statistics.alarms import Noise, judge_step
+from scoremode.results.statistics.alarms import LIMITS, Noise, judge_step
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 SCHEMA, SCHEMA_VERSION = "scoremode.ladder", 1
 MANIFEST = "ladder.json"
 # The base in float32, and the last step of the torch engine once more, computed otherwise.
-TOP, NOISE = "base-float32", "noise"
+TOP, NOISE, FILE_NOISE = "base-float32", "noise", "file-noise"
 # The metrics of a step, against the top and against the step before.
 SHOWN = ("kld", "tv", "top1", "ppl_ratio")
 
@@ -61,8 +61,9 @@ class Step(TypedDict):
       each with the `reason`, which is else None.
     - `command`: the words of the command line that makes its run, and `python` the interpreter where
       that is another one.
-    - `before`: the step that it was compared with, None of the top; `after`: the folder of that run,
-      relative to the manifest's; None where the step before is the top, which its own run has.
+    - `folder`: its run against the top, relative to the manifest's folder; None before it is done.
+    - `before`: the step that it was compared with, None of the top; `after`: the folder of that run;
+      None where the step before is the top, which its own run has.
     - `scores`, `after_scores`: sha256 of both runs' scores, None before they are done.
     """
 
@@ -71,6 +72,7 @@ class Step(TypedDict):
     reason: str | None
     command: list[str]
     python: str | None
+    folder: str | None
     before: str | None
     after: str | None
     scores: str | None
@@ -82,8 +84,9 @@ class Ladder(TypedDict):
 
     - `created`: when the first call began; `updated`: when this was written; both ISO 8601, UTC.
     - `command`: the last call's; `asked`: what two calls must share to be of one ladder.
-    - `steps`: the top first; `noise`: the last step of the torch engine once more, whose `before` that
-      step is, None where nothing is to be judged by it.
+    - `steps`: the top first. `noise`: what steps are judged by, each one's `before` the step that it
+      was compared with: `noise`, the last step of the torch engine computed otherwise, and
+      `file-noise`, its predictions as llama.cpp's file holds them.
     - `suspects`: what of the model's files may be wrong beside the base's (`kind`, `name`, `words`),
       None where nobody has looked.
     - `findings`: what `findings` makes of the runs; there when all steps are done that can be.
@@ -99,7 +102,7 @@ class Ladder(TypedDict):
     base: str
     asked: dict[str, Any]
     steps: list[Step]
-    noise: Step | None
+    noise: list[Step]
     suspects: list[dict[str, str]] | None
     findings: NotRequired[dict[str, Any]]
     sha256: str
@@ -113,6 +116,7 @@ class _Step(Section, frozen=True, kw_only=True):
     reason: str | None
     command: list[str]
     python: str | None
+    folder: str | None
     before: str | None
     after: str | None
     scores: str | None
@@ -130,7 +134,7 @@ class _Manifest(Section, frozen=True, kw_only=True):
     base: str
     asked: dict[str, Any]
     steps: list[_Step]
-    noise: _Step | None
+    noise: list[_Step]
     suspects: list[dict[str, str]] | None
     sha256: str
 
@@ -168,8 +172,9 @@ def read_ladder(folder: Path) -> Ladder | None:
             "again"
         )
     ladder = cast(Ladder, found)
-    for step in (*ladder["steps"], *([ladder["noise"]] if ladder["noise"] else ())):
-        if step["name"] not in (TOP, NOISE, *KINDS) or not _is_inside(step["after"]):
+    for step in (*ladder["steps"], *ladder["noise"]):
+        is_known = step["name"] in (TOP, NOISE, FILE_NOISE, *KINDS)
+        if not (is_known and _is_inside(step["folder"]) and _is_inside(step["after"])):
             raise RunFolderError(f"{file}: has a step {step['name']!r}, which no ladder has")
     return ladder
 
@@ -201,7 +206,7 @@ def finished_ladder(folder: Path) -> Ladder:
 
 def step_folders(folder: Path, ladder: Ladder) -> list[Path]:
     """The runs of all steps behind the top that are done, each against the top."""
-    return [folder / s["name"] for s in ladder["steps"][1:] if s["status"] == "done"]
+    return [folder / str(s["folder"]) for s in ladder["steps"][1:] if s["status"] == "done"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,16 +242,18 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
     rungs = [_rung(folder, s) for s in ladder["steps"][1:] if s["status"] == "done"]
     if not rungs:
         raise RunFolderError(f"{folder}: no step of this ladder behind the top is done")
-    top = _opened(folder, TOP, ladder["steps"][0]["scores"])[:2]
+    first = ladder["steps"][0]
+    top = _opened(folder, first["folder"], first["scores"], is_top=True)[:2]
     models = [top[0], *(rung.run for rung in rungs)]
     for number, other in enumerate(models[1:], 1):
         require_same(top[0], other)
         for earlier in models[:number]:
             _check_same_files(earlier, other)
-    noise = None
-    if (step := ladder["noise"]) is not None and step["status"] == "done":
-        noise = _opened(folder, str(step["after"]), step["after_scores"])
-        require_same(rungs[0].run, noise[0])
+    noise: dict[str, tuple[FinishedRun, Scores]] = {}
+    for step in ladder["noise"]:
+        if step["status"] == "done":
+            noise[step["name"]] = _opened(folder, step["after"], step["after_scores"])[:2]
+            require_same(top[0], noise[step["name"]][0])
     first = rungs[0].run
     columns = {f"kld {r.step['name']}": r.top.kld for r in rungs}
     columns |= {f"kld after {r.step['name']}": r.before.kld for r in rungs}
@@ -258,16 +265,18 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
     before, name = top, TOP
     for rung in rungs:
         own = rung.step["name"]
-        judged = _judged(before, rung, None if noise is None else noise[1])
+        judged = _judged(before, rung, {key: scores for key, (_, scores) in noise.items()})
         if own == "weights" and ladder["suspects"] is not None:
             judged = _suspected(ladder["suspects"])
         lines.append({**_line(rung, name, metrics), "judged": judged})
         before, name = (rung.run, rung.scores), own
     found = {
         "steps": lines,
-        "noise": None
-        if noise is None or ladder["noise"] is None
-        else _noise_line(ladder["noise"], noise[0], metrics),
+        "noise": [
+            _noise_line(step, noise[step["name"]][0], metrics)
+            for step in ladder["noise"]
+            if step["name"] in noise
+        ],
         "intervals": chosen.to_json(blocks.filled),
         "plan": first.record.document["plan"],
         "protocol": first.record.document["protocol"],
@@ -278,7 +287,7 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
 
 
 def _rung(folder: Path, step: Step) -> _Rung:
-    run, scores, extras = _opened(folder, step["name"], step["scores"])
+    run, scores, extras = _opened(folder, step["folder"], step["scores"])
     after = scores
     if step["after"] is not None:
         other, after, _ = _opened(folder, step["after"], step["after_scores"])
@@ -287,16 +296,17 @@ def _rung(folder: Path, step: Step) -> _Rung:
 
 
 def _opened(
-    folder: Path, name: str, sha256: str | None
+    folder: Path, place: str | None, sha256: str | None, *, is_top: bool = False
 ) -> tuple[FinishedRun, Scores, Mapping[str, NDArray]]:
-    """A run of the ladder, if its scores have this sha256 and are against a base."""
+    """A run of the ladder, if its scores have this sha256, and are against a base but for the top's."""
+    name = str(place)
     run, scores, extras = open_whole(folder / name)
     if run.record.scores.sha256 != sha256:
         raise RunFolderError(
             f"{folder / name}: is another run than the ladder made: its scores have the sha256 "
             f"{run.record.scores.sha256[:12]}…, and {MANIFEST} has {str(sha256)[:12]}…"
         )
-    if (scores.against is None) != (name == TOP):
+    if (scores.against is None) != is_top:
         raise RunFolderError(f"{folder / name}: has no base, or is the top and has one")
     return run, scores, extras
 
@@ -312,7 +322,7 @@ def _check_same_files(one: FinishedRun, other: FinishedRun) -> None:
 
 def _means(
     rungs: Sequence[_Rung],
-    noise: tuple[FinishedRun, Scores, Mapping[str, NDArray]] | None,
+    noise: Mapping[str, tuple[FinishedRun, Scores]],
     blocks: Blocks,
 ) -> dict[tuple[str, str, str], Mean]:
     """Step, `top` or `before` or `added`, and metric → mean."""
@@ -325,8 +335,7 @@ def _means(
     sides = [
         (r.step["name"], of, s) for r in rungs for of, s in (("top", r.scores), ("before", r.after))
     ]
-    if noise is not None:
-        sides.append((NOISE, "before", noise[1]))
+    sides += [(name, "before", scores) for name, (_, scores) in noise.items()]
     for name, of, scores in sides:
         assert scores.against is not None
         for key in SHOWN:
@@ -377,15 +386,17 @@ def _noise_line(
     step: Step, run: FinishedRun, metrics: Mapping[tuple[str, str, str], Metric]
 ) -> dict[str, Any]:
     engine = run.record.document["engine"]
+    name = step["name"]
     return {
+        "name": name,
         "before": step["before"],
         "engine": {k: engine.get(k) for k in ("dtype", "attention")},
-        "against_before": {key: metrics[NOISE, "before", key].to_json() for key in SHOWN},
+        "against_before": {key: metrics[name, "before", key].to_json() for key in SHOWN},
     }
 
 
 def _judged(
-    before: tuple[FinishedRun, Scores], rung: _Rung, noise: Scores | None
+    before: tuple[FinishedRun, Scores], rung: _Rung, noise: Mapping[str, Scores]
 ) -> dict[str, Any] | None:
     """Whether a step is more than rounding makes of the one before, `alarm`, and why in `words`; None
     of a step whose loss is nothing wrong.
@@ -397,11 +408,15 @@ def _judged(
         return None
     engines = before[0].record.document["engine"], rung.run.record.document["engine"]
     order = ("float32", "float16", "bfloat16").index
-    dtype = max((engine["dtype"] for engine in engines), key=order)
+    # llama.cpp's file says none: it computes in float32 where it doesn't quantize.
+    computed = [e["dtype"] if e["dtype"] in LIMITS else "float32" for e in engines]
+    dtype = max(computed, key=order)
     logits = max(map(logits_of, engines), key=order)
-    if noise is not None and rung.step["name"] != "base":
+    parts = [NOISE, *([FILE_NOISE] if rung.step["name"] == "llama-perplexity" else [])]
+    if rung.step["name"] != "base" and noise.keys() >= set(parts):
         # The noise's are the torch engine's own, which rounds none.
-        return judge_step(rung.after, Noise.of(noise), dtype=dtype, logits=logits).to_json()
+        made = Noise.of(*(noise[part] for part in parts))
+        return judge_step(rung.after, made, dtype=dtype, logits=logits).to_json()
     context = rung.run.record.protocol.context_length
     found = difference(rung.scores, before[1], context, rung.run.weights, rung.run.places)
     ran = [(engine.get("activations") or {}).get("ran") for engine in engines]
@@ -442,7 +457,9 @@ def verdict_of(found: Mapping[str, Any], failed: Sequence[str]) -> str:
 
 
 def _where(
-    steps: Sequence[Mapping[str, Any]], last: Mapping[str, Any], noise: Mapping[str, Any] | None
+    steps: Sequence[Mapping[str, Any]],
+    last: Mapping[str, Any],
+    noise: Sequence[Mapping[str, Any]],
 ) -> str:
     total = last["against_top"]["kld"]
     whole = f"the KLD of {total['value']:.4g} nats"
@@ -453,7 +470,7 @@ def _where(
     ]
     if total["value"] <= 0:
         return f"{last['step']} predicts exactly what the base in float32 does"
-    if noise is not None and total["value"] <= noise["against_before"]["kld"]["value"]:
+    if noise and total["value"] <= noise[0]["against_before"]["kld"]["value"]:
         return f"{whole} is no more than rounding makes of this model"
     parts = sorted((s for s in steps if _is_there(s)), key=lambda s: -s["added"]["share"]["value"])
     if not parts:

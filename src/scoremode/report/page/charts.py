@@ -525,14 +525,17 @@ def _ladders(kind: ChartKind, runs: Runs) -> list[Chart]:
     found: dict[Path, dict[str, Any]] = {}
     points: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for run, folder in runs.folders.items():
-        place = folder.parent
-        if folder.name not in STEPS or not is_ladder(place):
+        # A step's own folder, or one in it.
+        place, name = folder.parent, folder.name
+        if name not in STEPS:
+            place, name = place.parent, place.name
+        if name not in STEPS or not is_ladder(place):
             continue
         if place not in found:
             lines = finished_ladder(place)["findings"]["steps"]  # type: ignore[typeddict-item]
             found[place] = {line["step"]: line for line in lines}
-        if folder.name in found[place]:
-            points[run] = list(STEPS).index(folder.name), found[place][folder.name]
+        if name in found[place]:
+            points[run] = list(STEPS).index(name), found[place][name]
     places = sorted({place for place, _ in points.values()})
     bins = [_bin(list(STEPS)[place], None, None, None) for place in places]
     series = []

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from scoremode.errors import RunFolderError, ScoremodeError, line_of
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import ModelFiles
+from scoremode.engines.torch.device import choose_device
+from scoremode.errors import EngineError, RunFolderError, ScoremodeError, line_of
 from scoremode.lib.files import remove_folder, write_text
 from scoremode.lib.json import json_text
+from scoremode.llama_cpp.export import export_llama_cpp
+from scoremode.llama_cpp.tool import write_predictions
+from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import HEAD, RECORD, STATES, TOKENS, RunFolder, seal_of
 from scoremode.results.ladder import (
+    FILE_NOISE,
     MANIFEST,
     NOISE,
     SCHEMA,
@@ -32,16 +39,23 @@ from scoremode.results.record.definition import Done
 from scoremode.results.record.section import first_difference
 from scoremode.results.record.sections import now
 from scoremode.runs.ladder.steps import (
+    EXPORTED,
+    PREDICTIONS,
     LadderRequest,
     Plan,
     Planned,
     after_words,
+    file_noise_words,
     noise_words,
     plan_ladder,
+    shown,
 )
+from scoremode.runs.planning import plan_request
+from scoremode.runs.request import Request
 from scoremode.runs.suspects import suspects
 from scoremode.runs.sweep.manifest import held, placed
 from scoremode.startup.warmup import check_installation
+from scoremode.text.kept_text import KeptText
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,8 @@ class Work:
     """One command line of a ladder, to be run.
 
     - `words`: without the program's name; `title`: what it is, for the user.
-    - `engine`: whose process it needs; `python`: the interpreter, None for this one.
+    - `engine`: whose process it needs; of `llama.cpp` not the run is made, but the file of predictions
+      that its MODEL is. `python`: the interpreter, None for this one.
     """
 
     words: tuple[str, ...]
@@ -101,13 +116,10 @@ class _Climb:
             "base": request.base,
             "asked": plan.asked,
             "steps": [_step(planned, request, known.get(planned.name)) for planned in plan.steps],
-            "noise": None,
+            "noise": [] if earlier is None else earlier["noise"],
             "suspects": None if earlier is None else earlier["suspects"],
             "sha256": "",
         }
-        noise = earlier and earlier["noise"]
-        if noise and noise["status"] == "done" and noise["before"] == plan.noise_of:
-            self._ladder["noise"] = noise
         self._write()
 
     def all_steps(self) -> None:
@@ -135,6 +147,7 @@ class _Climb:
         if not self._failed and not self._request.keep:
             for planned in self._plan.chain:
                 drop_states(self._folder / planned.name)
+            (self._folder / PREDICTIONS).unlink(missing_ok=True)
 
     def finished(self) -> Ladder:
         """The manifest with its findings. Raises RunFolderError where there are none."""
@@ -160,11 +173,14 @@ class _Climb:
         self._write()
         for needed in dict.fromkeys(filter(None, (before and TOP, before))):
             self._keep_again(needed)
+        if planned.engine == "llama.cpp":
+            self._make_predictions()
+            self._make_file_noise(str(before))
         record = self._scored(planned, step)
-        if "kept" not in record.document:
+        if planned.engine != "llama.cpp" and "kept" not in record.document:
             self._keep_again(planned.name)
         if before not in (None, TOP):
-            words = after_words(self._request, planned.name, str(before))
+            words = after_words(self._request, planned, str(before))
             folder = self._run(Work(words, f"{planned.name} against {before}"))
             step["after"] = placed(self._folder, folder)
             step["after_scores"] = _done(folder).scores.sha256
@@ -178,15 +194,23 @@ class _Climb:
 
     def _scored(self, planned: Planned, step: Step) -> Done:
         """Runs a step against the top, or finds its run."""
-        work = Work(planned.words, planned.name, planned.engine, self._python(planned))
-        record = _done(self._run(work))
+        # What llama.cpp predicts lies in its file, which the torch engine compares.
+        engine = "vllm" if planned.engine == "vllm" else "torch"
+        folder = self._run(Work(planned.words, planned.name, engine, self._python(planned)))
+        record = _done(folder)
         if step["status"] == "done" and step["scores"] != record.scores.sha256:
             raise RunFolderError(
                 f"{self._folder / planned.name}: gives other scores than before: name another folder "
                 "with -o, and measure all steps again"
             )
-        step["scores"] = record.scores.sha256
+        step.update(folder=placed(self._folder, folder), scores=record.scores.sha256)
         return record
+
+    def _make_predictions(self) -> None:
+        """Has llama-perplexity write its file, of the plan that the weights' step has."""
+        if not os.path.lexists(self._folder / PREDICTIONS):
+            weights = next(p for p in self._plan.chain if p.name == "weights")
+            self._run(Work(weights.words, "llama-perplexity itself", "llama.cpp"))
 
     def _python(self, planned: Planned) -> Path | None:
         return self._request.vllm_python if planned.engine == "vllm" else None
@@ -195,29 +219,48 @@ class _Climb:
         """Runs a step once more whose states were deleted, since another one is to be compared with
         it."""
         folder = self._folder / name
-        if "kept" in _done(folder).document:
-            return
-        RunFolder.open(folder).discard()
+        if os.path.lexists(folder / RECORD):
+            if "kept" in _done(folder).document:
+                return
+            RunFolder.open(folder).discard()
         self._scored(next(p for p in self._plan.steps if p.name == name), self._of(name))
 
     def _make_noise(self) -> None:
-        """Computes the last step of the torch engine otherwise, where another step is judged by it."""
-        if self._ladder["noise"] is not None and self._ladder["noise"]["status"] == "done":
-            return
+        """Computes the last step of the torch engine otherwise, by which others are judged."""
         words = noise_words(self._request, self._plan)
-        step = _new(NOISE, words, self._plan.noise_of)
+        self._add_noise(NOISE, words, self._plan.noise_of, "computed otherwise", lambda: None)
+
+    def _make_file_noise(self, before: str) -> None:
+        """Compares a step with its own predictions as llama.cpp's file holds them, in 16 bits each."""
+        file, kept = self._folder / EXPORTED, self._folder / before
+
+        def export() -> None:
+            device = choose_device(self._request.options.device, None, None).torch
+            export_llama_cpp(StoredReference(kept), file, device=device)
+
+        words = file_noise_words(self._request, before)
+        self._add_noise(FILE_NOISE, words, before, "in llama.cpp's file", export)
+        file.unlink(missing_ok=True)
+
+    def _add_noise(
+        self, name: str, words: tuple[str, ...], of: str, how: str, prepare: Callable[[], None]
+    ) -> None:
+        """Makes a part of the noise that is not there yet."""
+        known = {step["name"]: step for step in self._ladder["noise"]}
+        if name in known and known[name]["status"] == "done" and known[name]["before"] == of:
+            return
+        step = known[name] = _new(name, words, of)
+        self._ladder["noise"] = list(known.values())
         try:
-            folder = self._run(Work(words, f"noise: {self._plan.noise_of} computed otherwise"))
+            prepare()
+            folder = self._run(Work(words, f"noise: {of} {how}"))
         # Not hidden: steps are judged by what any model may have then, which the manifest says.
         except ScoremodeError as error:
             step.update(status="failed", reason=line_of(error))
-            self._ladder["noise"] = step
             self._notify(f"noise: error: {step['reason']}")
             return
-        step["after"] = placed(self._folder, folder)
+        step.update(status="done", after=placed(self._folder, folder))
         step["after_scores"] = _done(folder).scores.sha256
-        step["status"] = "done"
-        self._ladder["noise"] = step
         self._write()
 
     def _look_for_suspects(self) -> None:
@@ -244,6 +287,32 @@ class _Climb:
         self._ladder["updated"] = now()
         self._ladder["sha256"] = seal_of(cast(dict[str, Any], self._ladder))
         write_text(self._folder / MANIFEST, json_text(cast(dict[str, Any], self._ladder)))
+
+
+def write_served(
+    request: LadderRequest, asked: Request, progress: Callable[[int, int], None]
+) -> Path:
+    """Has llama-perplexity predict the text of a run that is `asked` for; returns its file.
+
+    Raises EngineError where the text is not known by more than its tokens, and where the tool fails.
+    """
+    assert not isinstance(request.llama_cpp, str)
+    asked = asked.resolved()
+    code = asked.options.trust_remote_code
+    assert isinstance(asked.model, ModelFiles)
+    checkpoint = open_checkpoint(asked.model, code=code)
+    planned = plan_request(asked, checkpoint)
+    if isinstance(corpus := asked.corpus, KeptText):
+        text = corpus.spelled(planned.tokenizer)
+    else:
+        text = corpus.text(planned.plan.protocol.text)
+    if text is None:
+        raise EngineError("llama-perplexity: its text is not known: name it with -f")
+    file = request.output / PREDICTIONS
+    write_predictions(
+        request.llama_cpp, checkpoint.path, text, planned.plan, file, progress=progress
+    )
+    return file
 
 
 def _check_same(folder: Path, earlier: Ladder, asked: dict[str, Any]) -> None:
@@ -273,8 +342,9 @@ def _new(name: str, words: Sequence[str], before: str | None = None) -> Step:
         "name": name,
         "status": "waiting",
         "reason": None,
-        "command": list(words),
+        "command": shown(words),
         "python": None,
+        "folder": None,
         "before": before,
         "after": None,
         "scores": None,

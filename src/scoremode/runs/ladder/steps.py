@@ -3,6 +3,7 @@ left out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +12,16 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import resolve_model
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.results.ladder import KINDS, NOISE, TOP
+from scoremode.llama_cpp.tool import Tool
+from scoremode.results.ladder import FILE_NOISE, KINDS, NOISE, TOP
 from scoremode.schemes.resolve import resolve
 
 # The folder of the runs that compare a step with the one before.
 AFTER = "after"
+# Characters of a word that a manifest has whole.
+_LONGEST = 1000
+# llama-perplexity's own predictions, and those of our step before as such a file holds them.
+PREDICTIONS, EXPORTED = "llama-perplexity.kld", "exported.kld"
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class LadderRequest:
     - `options`: of the torch engine, whose dtype is the ladder's.
     - `skip`: steps that the user doesn't want.
     - `vllm_python`: the interpreter that has vLLM, None for this one.
+    - `llama_cpp`: llama-perplexity, or the reason why there is none for this ladder.
     - `output`: the folder that all goes to.
     - `keep`: whether the steps' states stay.
     """
@@ -48,6 +55,7 @@ class LadderRequest:
     vllm: Sequence[str] = ()
     skip: Sequence[str] = ()
     vllm_python: Path | None = None
+    llama_cpp: Tool | str = "not looked for"
     keep: bool = False
     command: tuple[str, ...] = ()
 
@@ -64,7 +72,7 @@ class Planned:
     name: str
     words: tuple[str, ...]
     of: Literal["base", "model"]
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["torch", "vllm", "llama.cpp"] = "torch"
     left_out: str | None = None
 
 
@@ -112,7 +120,7 @@ def plan_ladder(request: LadderRequest) -> Plan:
         {
             "model": {"name": request.model, "fingerprint": model.fingerprint},
             "base": {"name": request.base, "fingerprint": base.fingerprint},
-            "text": list(request.text),
+            "text": shown(request.text),
             "dtype": dtype,
             "torch": list(request.torch),
             "vllm": list(request.vllm),
@@ -158,7 +166,7 @@ class _Made:
             "vllm-prefill": lambda: self._vllm("vllm-prefill"),
             "vllm-decode": lambda: self._vllm("vllm-decode", "--decode"),
             "llama.cpp": self._llama_cpp,
-            "llama-perplexity": lambda: _without("llama-perplexity", "not yet supported"),
+            "llama-perplexity": self._llama_perplexity,
         }
 
     def top(self) -> Planned:
@@ -210,6 +218,25 @@ class _Made:
         words = (*self._model(), *self._request.torch, "--arithmetic", "llama.cpp")
         return Planned("llama.cpp", (*words, *self._against("llama.cpp")), "model")
 
+    def _llama_perplexity(self) -> Planned:
+        name, tool = "llama-perplexity", self._request.llama_cpp
+        if not self._is_gguf:
+            return _without(name, "the model is no GGUF file")
+        if isinstance(tool, str):
+            return _without(name, tool)
+        output = self._request.output
+        words = (
+            "kld",
+            str(output / PREDICTIONS),
+            "--reference",
+            str(output / TOP),
+            *self._device(),
+        )
+        return Planned(name, (*words, "--label", name, *self._into(name)), "model", "llama.cpp")
+
+    def _device(self) -> list[str]:
+        return [word for word in self._request.torch if word.startswith("--device=")]
+
     def _model(self) -> tuple[str, ...]:
         request = self._request
         return ("kld", request.model, *request.model_words, *request.again)
@@ -226,13 +253,25 @@ def _without(name: str, why: str) -> Planned:
     return Planned(name, (), "model", left_out=why)
 
 
-def after_words(request: LadderRequest, name: str, before: str) -> tuple[str, ...]:
+def after_words(request: LadderRequest, planned: Planned, before: str) -> tuple[str, ...]:
     """The command line that compares a step's kept predictions with those of the step before; no layer
     runs."""
+    name = PREDICTIONS if planned.engine == "llama.cpp" else planned.name
+    return _replayed(request, name, before, planned.name, AFTER)
+
+
+def file_noise_words(request: LadderRequest, before: str) -> tuple[str, ...]:
+    """The command line that compares a step with its own predictions in llama.cpp's file."""
+    return _replayed(request, EXPORTED, before, FILE_NOISE, NOISE)
+
+
+def _replayed(
+    request: LadderRequest, model: str, before: str, label: str, into: str
+) -> tuple[str, ...]:
     output = request.output
     device = [word for word in request.torch if word.startswith("--device=")]
-    words = ("kld", str(output / name), "--reference", str(output / before), "--label", name)
-    return (*words, *device, "-o", str(output / AFTER))
+    words = ("kld", str(output / model), "--reference", str(output / before), "--label", label)
+    return (*words, *device, "-o", str(output / into))
 
 
 def noise_words(request: LadderRequest, plan: Plan) -> tuple[str, ...]:
@@ -255,13 +294,25 @@ def foreseen(request: LadderRequest) -> dict[str, Any]:
             row |= {"before": None, "left_out": step.left_out, "command": None}
         else:
             if before not in (None, TOP):
-                row["after_command"] = ["scoremode", *after_words(request, step.name, str(before))]
+                row["after_command"] = ["scoremode", *after_words(request, step, str(before))]
             if step.engine == "vllm" and request.vllm_python is not None:
                 row["python"] = str(request.vllm_python)
+            if step.engine == "llama.cpp" and not isinstance(request.llama_cpp, str):
+                row["python"] = str(request.llama_cpp.path)
             before = step.name
         rows.append(row)
     noise = _row(NOISE, noise_words(request, plan), plan.noise_of)
     return {"output": str(request.output), "steps": rows, "noise": noise}
+
+
+def shown(words: Sequence[str]) -> list[str]:
+    """Words of a command line as a manifest has them: a text that is long by its sha256."""
+    return [
+        word
+        if len(word) <= _LONGEST
+        else f"{word.partition('=')[0]}=<sha256 {sha256(word.encode()).hexdigest()}>"
+        for word in words
+    ]
 
 
 def _row(name: str, words: Sequence[str], before: str | None) -> dict[str, Any]:
@@ -269,7 +320,7 @@ def _row(name: str, words: Sequence[str], before: str | None) -> dict[str, Any]:
         "step": name,
         "before": before,
         "left_out": None,
-        "command": ["scoremode", *words],
+        "command": ["scoremode", *shown(words)],
         "after_command": None,
         "python": None,
     }
