@@ -64,9 +64,10 @@ def test_a_fault_in_one_engine_alone_is_an_alarm(ladder, capsys, monkeypatch):
 
 
 def test_int8_inputs_are_other_codes_in_vllm_which_float32_shows(ladder, checkpoint, capsys):
-    """compressed-tensors divides the largest by 127.5, vLLM's kernels by 127: an eighth of the codes."""
+    """compressed-tensors divides the largest by 127.5, vLLM by 127: an eighth of the codes."""
     place, asked = ladder
-    other = ["ladder", checkpoint("W8A8"), *asked[2:-1], str(place.with_name("w8a8"))]
+    home = str(place.with_name("w8a8"))
+    other = ["ladder", checkpoint("W8A8"), *asked[2:-1], home]
     code, out, _ = run(capsys, *other, "--json")
     lines = {line["step"]: line for line in json.loads(out)["findings"]["steps"]}
     assert code == 3 and lines["vllm-prefill"]["judged"]["alarm"]
