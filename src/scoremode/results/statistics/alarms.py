@@ -338,10 +338,10 @@ def _along(step: _Step) -> tuple[str, str] | None:
     rise = float(level[cut:].mean() - level[:cut].mean())
     # A step, and not the first of a curve's rises.
     is_step = jumps[cut - 1] > 0.7 * rise and np.ptp(level[cut:]) < 0.5 * rise
-    if rise > np.log(1.5) and is_step:
-        begin = _begin(step, parts[cut - 1] | parts[cut])
-        # Behind the first tokens, which have nothing to attend to, all are alike.
-        return ("from position", f"from position {begin} on") if begin > _FIRST else None
+    begin = _begin(step, parts[cut - 1] | parts[cut])
+    # Behind the first tokens, which have nothing to attend to, all may be alike.
+    if rise > np.log(1.5) and is_step and begin > _FIRST:
+        return "from position", f"from position {begin} on"
     quarter = len(parts) // 4
     first, last = np.exp(level[:quarter].mean()), np.exp(level[-quarter:].mean())
     if last > 1.5 * first and (jumps > 0).sum() >= 0.7 * len(jumps):
