@@ -1,7 +1,9 @@
 """A base by its address, which is fetched and not run: over https, and from the hub."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -233,9 +235,9 @@ def test_redirects(quant, served, cache, certificate, tmp_path, capsys):
 
 def test_addresses_that_are_not_read(quant, cache, tmp_path, capsys):
     for given, says in (
-        ("ftp://me:secret@host/ref", "--reference ftp://host…: no reference is read from there"),
-        ("http://host/ref", "--reference http://host…: no reference is read from there"),
-        ("s3://bucket/ref", "--reference s3://bucket…: no reference is read from there"),
+        ("ftp://me:secret@host/ref", "ftp://host…: no reference is read from there"),
+        ("http://host/ref", "http://host…: no reference is read from there"),
+        ("s3://bucket/ref", "s3://bucket…: no reference is read from there"),
         ("https://me:secret@host/ref", "without a user's name, a password"),
         ("https://host/ref?token=secret", "without a user's name, a password, a query"),
         ("hub:name", "hub:name: is no address: give hub:ORG/NAME"),
@@ -275,7 +277,7 @@ def test_another_tokenizer(quant, served, cache, tmp_path, capsys):
     assert not any("states" in name for name, _ in served.requests)
 
 
-# Commands, each with the exit code and what it says.
+# Commands, each with the exit code, what it says, and what it prints.
 SCRIPT = """
 import contextlib, io, json
 from scoremode.cli.main import main
@@ -283,10 +285,10 @@ from scoremode.reference import address
 said = []
 for words in json.loads(%r):
     address.located.cache_clear()
-    err = io.StringIO()
-    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+    err, out = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
         code = main(words)
-    said.append([code, err.getvalue()])
+    said.append([code, err.getvalue(), out.getvalue()])
 print(json.dumps(said))
 """
 
@@ -300,16 +302,16 @@ def on_hub(base, quant, text, tmp_path_factory) -> dict:
     model, found = files_in(base), {}
     with serve_hub({"org/base": Repo(model)}) as hub:
 
-        def commands(name: str, *given: list[str]) -> None:
+        def commands(name: str, *given: list[str], home: str = "home") -> None:
             hub.requests.clear()
-            found[name] = call(hub.endpoint, folder / "home", SCRIPT % json.dumps(given))
+            found[name] = call(hub.endpoint, folder / home, SCRIPT % json.dumps(given))
             found[f"{name} asked"] = list(hub.requests)
-            found[f"{name} left"] = partial_files(folder / "home" / "assets")
+            found[f"{name} left"] = partial_files(folder / home / "assets")
 
         text_flags = ["-f", str(folder / "text.txt"), "--protocol", "disjoint", "-c", "64"]
         kept = ["reference", "org/base", "-o", str(folder / "ref"), "--head", "checkpoint"]
-        commands("kept", [*kept, *text_flags, "--batch-size", "4", *CPU, "--dtype", "bfloat16"])
-        shutil.rmtree(folder / "home")
+        kept += [*text_flags, "--batch-size", "4", "--dtype", "bfloat16"]
+        commands("kept", [*kept, *CPU], home="base's")
 
         # What is refused comes first: the cache is by content, whatever repository that is from.
         files = files_in(folder / "ref")
@@ -342,12 +344,37 @@ def on_hub(base, quant, text, tmp_path_factory) -> dict:
             [*compare, f"hub:org/ref@{COMMIT}", "-o", str(runs[1])],
         )
         found["runs"] = [next(iter(dict(find_runs(run, print)).values())) for run in runs]
+
+        sent = ["--push", "hub:org/new", "--yes", "--license", "cc-by-sa-4.0"]
+        commands(
+            "pushed",
+            ["reference", str(folder / "ref"), "--push", "hub:org/ref", *sent[2:]],
+            ["reference", str(folder / "ref"), *sent],
+            ["reference", str(folder / "ref"), *sent],
+            ["references", "entry", "hub:org/new", "--format", "json"],
+            [*compare, "hub:org/new", "-o", str(folder / "c")],
+        )
+        found["new"] = hub.repos["datasets/org/new"].files
+        entry = json.loads(found["pushed"][3][2])
+        index = {"schema": "scoremode.references", "schema_version": 1, "references": entry}
+        indexed = {"references.json": json.dumps(index).encode()}
+        hub.repos["datasets/org/index"] = Repo(indexed)
+        (folder / "index.json").write_bytes(indexed["references.json"])
+        search = ["references", "search"]
+        commands(
+            "searched",
+            [*search, "org/base", "--index", "hub:org/index", "--format", "json"],
+            [*search, str(base), "--index", str(folder / "index.json"), "--format", "json"],
+            [*search, "org/other", "--index", "hub:org/index"],
+        )
+        found |= {"kept files": files, "entry": entry[0]}
     return found
 
 
 def test_a_base_of_the_hub_is_not_fetched_but_for_its_head(on_hub):
-    assert on_hub["kept"] == [[0, ""]]
-    assert on_hub["taken"][1:] == [[0, ""], [0, ""]] and on_hub["taken left"] == []
+    for code, err, _ in (*on_hub["kept"], *on_hub["taken"][1:]):
+        assert code == 0, err
+    assert on_hub["taken left"] == []
     asked = [path for method, path in on_hub["taken asked"] if "/resolve/" in path]
     got = [path for method, path in on_hub["taken asked"] if method == "GET" and path in asked]
     states = [path for path in got if "/org/ref/" in path and "/states/" in path]
@@ -365,7 +392,7 @@ def test_a_base_of_the_hub_is_not_fetched_but_for_its_head(on_hub):
 
 def test_what_a_hub_has_may_not_be_what_its_record_says(on_hub):
     said = [*on_hub["refused"][:3], on_hub["taken"][0]]
-    for (code, err), name, says in (
+    for (code, err, _), name, says in (
         (said[0], "huge", "scores.parquet: has 20,000,000 bytes, and its record allows"),
         (said[1], "wrong", "tokens.i32: its sha256 is"),
         (said[2], "head", "head.safetensors: the weight of its head has the sha256"),
@@ -376,6 +403,106 @@ def test_what_a_hub_has_may_not_be_what_its_record_says(on_hub):
 
 
 def test_no_such_repository_or_revision(on_hub):
-    (one, none), (two, revision) = on_hub["refused"][3:]
+    (one, none, _), (two, revision, _) = on_hub["refused"][3:]
     assert one == two == 1 and "hub:org/none: 127.0.0.1:" in error_of(none)
     assert "hub:org/head@v9: 127.0.0.1:" in error_of(revision)
+
+
+def test_a_reference_is_published_and_never_over_another(on_hub):
+    other, sent, again, _, compared = on_hub["pushed"]
+    for name, (code, err, _) in (("ref", other), ("new", again)):
+        assert code == 1 and f"hub:org/{name}: has a reference already" in error_of(err)
+    code, err, out = sent
+    assert code == 0, err
+    assert out.splitlines()[-1] == f"hub:org/new@{COMMIT}" and out.startswith(
+        "---\nlicense: cc-by-"
+    )
+    new = dict(on_hub["new"])
+    card = new.pop("README.md").decode()
+    assert new.pop(".gitattributes") == b"" and new == on_hub["kept files"]
+    assert "scoremode kld MODEL --reference hub:org/new\n" in card
+    assert f"scoremode reference org/base --revision {COMMIT} --protocol disjoint" in card
+    assert "/" not in card[card.index("scoremode reference") :].split("-f ")[1].split()[0]
+    assert compared[0] == 0, compared
+
+
+def test_an_index_is_searched_by_name_and_by_files(on_hub):
+    by_name, by_files, none = on_hub["searched"]
+    for code, err, out in (by_name, by_files):
+        assert code == 0 and json.loads(out) == [on_hub["entry"]], err
+    record = on_hub["runs"][0]
+    entry = on_hub["entry"]
+    assert entry["address"] == f"hub:org/new@{COMMIT}" and entry["base"] == f"hub:org/base@{COMMIT}"
+    assert entry["sha256"] == record["reference"]["states_sha256"]
+    assert entry["plan_sha256"] == record["plan"]["sha256"]
+    assert none[0] == 1 and "hub:org/index: has no reference of org/other among its 1" in none[1]
+
+
+def test_what_a_push_needs(kept, tmp_path, capsys, monkeypatch):
+    pushed = ["reference", str(kept), "--push", "hub:org/new"]
+    for flags, says in (
+        ([], "--push hub:org/new: needs --license NAME"),
+        (["--license", "mit"], "--push hub:org/new: there is no terminal to ask on: give --yes"),
+        (["--license", "mit", "--yes", "--limit", "3"], "takes no flags of a run"),
+    ):
+        monkeypatch.setattr("scoremode.reference.publish.check_new", lambda _: None)
+        assert main([*pushed, *flags]) == 2
+        assert says in error_of(capsys.readouterr().err)
+    for flag in (["--license", "mit"], ["--yes"]):
+        assert main(["reference", str(kept), *flag]) == 2
+        assert f"{' '.join(flag)}: needs --push" in error_of(capsys.readouterr().err)
+
+
+def test_a_no_sends_nothing(kept, capsys, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("scoremode.reference.publish.check_new", lambda _: None)
+    monkeypatch.setattr("scoremode.reference.publish.push", lambda *_: pytest.fail("it was sent"))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert main(["reference", str(kept), "--push", "hub:org/new", "--license", "mit"]) == 1
+    out, err = capsys.readouterr()
+    assert "GB, as hub:org/new? [y/N]" in out and "nothing was sent" in err
+    assert "paths of the machine" in err
+
+
+def test_a_head_that_nobody_finds_is_not_published(base, text, tmp_path, capsys, monkeypatch):
+    (tmp_path / "text").write_text(text)
+    words = [
+        "reference",
+        str(base),
+        "-o",
+        str(tmp_path / "ref"),
+        "--head",
+        "checkpoint",
+        "-c",
+        "64",
+    ]
+    assert main([*words, "-f", str(tmp_path / "text"), *CPU]) == 0
+    monkeypatch.setattr("scoremode.reference.publish.check_new", lambda _: None)
+    pushed = ["--push", "hub:org/new", "--license", "mit", "--yes"]
+    assert main(["reference", str(tmp_path / "ref"), *pushed]) == 1
+    line = error_of(capsys.readouterr().err)
+    assert f"its head was left in {base}, where nobody finds it" in line
+
+
+def test_an_index_that_is_none(tmp_path, capsys):
+    file = tmp_path / "index.json"
+    for content, says in (
+        (b"[]", "is no index of references: Expected"),
+        (b"{", "is no index of references"),
+        (b'{"schema": "scoremode.references", "schema_version": 2, "references": []}', "2"),
+    ):
+        file.write_bytes(content)
+        assert main(["references", "search", "m", "--index", str(file)]) == 1
+        assert f"{file}: " in (line := error_of(capsys.readouterr().err)) and says in line
+    for words, says in (
+        (["search", "m"], "give --index"),
+        (["search", "m", "--index", "ftp://x/y"], "no reference is read from there"),
+        (["entry", "here"], "here: is no address"),
+        (["find", "here"], "references find: give search MODEL"),
+        (["entry", "hub:a/b", "--index", "x"], "changes nothing"),
+    ):
+        assert main(["references", *words]) == 2
+        assert says in error_of(capsys.readouterr().err)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
@@ -17,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 from support.waiting import HANG
 
 COMMIT = "c0ffee" + 34 * "0"
+# Of a repository that is made.
+NEW = "5eed" + 36 * "0"
 
 
 @dataclass
@@ -107,7 +110,12 @@ class Hub:
         """The answer to a POST."""
         if path == "/api/validate-yaml":
             return _json({"errors": [], "warnings": []})
-        name = path.removeprefix("/api/models/").partition("?")[0]
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['type']}s/{asked['organization']}/{asked['name']}"
+            self.repos[name] = Repo({".gitattributes": b""}, commit=NEW)
+            return _json({"url": f"{self.endpoint}/{name}"})
+        name = path.removeprefix("/api/").removeprefix("models/").partition("?")[0]
         if "/preupload/" in name:
             wanted = [file["path"] for file in json.loads(body)["files"]]
             plain = {"uploadMode": "regular", "shouldIgnore": False}
@@ -117,7 +125,12 @@ class Hub:
             return _error(404, "RepoNotFound", "Repository not found")
         if self.refuses is not None:
             return _error(self.refuses, "Forbidden", "You may not write here")
-        self.commits.append((path, [json.loads(line) for line in body.splitlines()]))
+        lines = [json.loads(line) for line in body.splitlines()]
+        self.commits.append((path, lines))
+        if "create_pr" not in path:
+            added = [line["value"] for line in lines if line["key"] == "file"]
+            files = {file["path"]: b64decode(file["content"]) for file in added}
+            self.repos[repo] = Repo(self.repos[repo].files | files)
         url = f"{self.endpoint}/{repo}"
         made = {"commitUrl": f"{url}/commit/{COMMIT}", "commitOid": COMMIT}
         return _json({**made, "pullRequestUrl": f"{url}/discussions/7"})

@@ -230,6 +230,8 @@ def reproduction(record: "Done") -> list[str]:
     if reference:
         source = reference.checkpoint.source if reference.checkpoint else reference.source
         given["reference"], given["reference_revision"] = _model(source)
+        if reference.kind == "stored" and reference.source.startswith(("hub:", "https://")):
+            given["reference"], given["reference_revision"] = reference.source, None
     given |= _mixture(record.checkpoint) | ({} if is_served else _tokenizer(record))
     given |= _protocol(record.protocol.name)
     given |= _text(record.corpus, recorded) | _calibration(record.calibration)

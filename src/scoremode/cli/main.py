@@ -48,6 +48,7 @@ GROUPS = {
     },
     "run large": {
         "reference": "measure",
+        "references": "references",
         "sweep": "sweep",
         "generate": "generate",
         "merge": "finished",

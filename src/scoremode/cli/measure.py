@@ -22,6 +22,7 @@ from scoremode.cli.command import (
     swaps_in,
     write_gates,
 )
+from scoremode.cli.references import Push, pushed
 from scoremode.cli.screen import Session
 from scoremode.cli.text import base_of, corpus_of, protocol_of, row_seed
 from scoremode.errors import UsageError
@@ -267,7 +268,7 @@ class _Export(Flags, part="output", group=Group("export (protocol llama.cpp only
     )
 
 
-class Reference(Named, Kept, _Export, Measurement):
+class Reference(Named, Kept, _Export, Push, Measurement):
     called = "reference"
     usage = "scoremode reference BASE -o DIR [flags]"
     summary = "keep a base model's predictions, for scoremode kld"
@@ -279,6 +280,7 @@ class Reference(Named, Kept, _Export, Measurement):
         "scoremode reference BASE -o reference -f wiki.test.raw",
         "scoremode reference BASE -o reference --protocol llama.cpp",
         "scoremode reference reference --export-llama-cpp base.kld",
+        "scoremode reference reference --push hub:org/reference --license apache-2.0",
     )
     output: PathName = Output.output.but(
         help="keep the reference in this folder, which must not exist yet", default=None
@@ -290,18 +292,20 @@ class Reference(Named, Kept, _Export, Measurement):
     def run(self, session: Session) -> int:
         if self.export_nats is not None and self.export_llama_cpp is None:
             raise UsageError(f"--export-nats {self.export_nats}: needs --export-llama-cpp FILE")
+        self.check_push()
         from scoremode.reference.stored import StoredReference, is_run
 
         file, folder = self.export_llama_cpp, Path(model_of(self))
         if is_run(folder):
-            file = self._only_exported(folder, session)
+            self._check_only_used(folder, session)
             kept = StoredReference(folder)
-            self._export(kept, file, session)
+            if file is not None:
+                self._export(kept, file, session)
             if self.form == "json":
                 from scoremode.lib.json import print_json
 
                 print_json(kept.record.document)
-            return 0
+            return 0 if self.push is None else pushed(self, kept, session)
         request = self.request(session)
         if file is not None:
             from scoremode.llama_cpp.export import check_exportable
@@ -313,25 +317,27 @@ class Reference(Named, Kept, _Export, Measurement):
         if file is not None:
             self._export(StoredReference(result.folder), file, session)
         print_run(self, session, result.record.document, result.folder)
-        return 0
+        if self.push is None:
+            return 0
+        return pushed(self, StoredReference(result.folder), session)
 
-    def _only_exported(self, folder: Path, session: Session) -> Path:
-        """The file of an export without a run. Raises UsageError for a finished reference with anything
-        that is of a run."""
+    def _check_only_used(self, folder: Path, session: Session) -> None:
+        """Raises UsageError for a finished reference that is not to be exported or published, or with
+        anything that is of a run."""
         if session.ranks is not None:
             raise UsageError(f"{folder}: is a run already, and its export runs in one process")
-        if self.export_llama_cpp is None:
+        if self.export_llama_cpp is None and self.push is None:
             raise UsageError(
-                f"{folder}: is a run already: --export-llama-cpp FILE exports a reference"
+                f"{folder}: is a run already: --export-llama-cpp FILE exports a reference, --push "
+                "hub:ORG/NAME publishes it"
             )
-        allowed = {"model_flag", "device", *Named.flags, *_Export.flags, *Table.flags}
+        allowed = {"model_flag", "device", *Named.flags, *_Export.flags, *Push.flags, *Table.flags}
         for name, flag in self.flags.items():
             if name not in allowed and (value := getattr(self, name)) != flag.default:
                 raise UsageError(
                     f"{flag.spelled} {value}: {folder} is a run already, and its export takes no "
                     "flags of a run"
                 )
-        return self.export_llama_cpp
 
     def _export(self, kept: "StoredReference", file: Path, session: Session) -> None:
         from scoremode.engines.torch.device import choose_device

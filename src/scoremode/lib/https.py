@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from scoremode import __version__
-from scoremode.errors import words_of
+from scoremode.errors import UsageError, words_of
 from scoremode.lib.files import open_lock, read_at_most
 
-__all__ = ["Misfit", "download", "read"]
+__all__ = ["Misfit", "checked", "download", "read"]
 
 _TRIES = 5
 _CHUNK = 1 << 20
@@ -24,6 +24,18 @@ _CHUNK = 1 << 20
 
 class Misfit(OSError):
     """What a server has is not what was asked for: going on with it is of no use."""
+
+
+def checked(url: str) -> str:
+    """An address that has no secret in it, since records and errors name it. Raises UsageError for
+    another."""
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
+        raise UsageError(
+            f"https://{parts.hostname}…: give an address without a user's name, a password, a query or "
+            "a fragment"
+        )
+    return url
 
 
 def read(url: str, most: int) -> bytes:

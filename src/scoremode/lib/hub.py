@@ -81,7 +81,7 @@ def is_address(base: str) -> bool:
         # An address may have a password in it.
         host = urlsplit(f"https://{rest}").hostname
         raise UsageError(
-            f"--reference {scheme}://{host}…: no reference is read from there: give hub:ORG/NAME@REV, "
+            f"{scheme}://{host}…: no reference is read from there: give hub:ORG/NAME@REV, "
             "https://…, a folder or a model"
         )
     return True

@@ -20,7 +20,6 @@ from glob import escape
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.config import read_json
@@ -49,7 +48,7 @@ from scoremode.results.folders.tables import most_bytes
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
 
-__all__ = ["address_of", "complete", "located", "pending"]
+__all__ = ["address_of", "complete", "located", "pending", "repository_of"]
 
 _PLACE = ("scoremode", "references")
 # Bytes of a head that are asked for at a time.
@@ -207,21 +206,29 @@ def _part(folder: Path, name: str) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def repository_of(address: str) -> tuple[str, str | None]:
+    """The repository that `hub:ORG/NAME@REV` names, and the revision, None without one. Raises
+    UsageError."""
+    repo, at, revision = address.removeprefix("hub:").partition("@")
+    if not address.startswith("hub:") or repo.count("/") != 1 or (at and not revision):
+        raise UsageError(f"{address}: is no address: give hub:ORG/NAME, or hub:ORG/NAME@REV")
+    check_repo(repo)
+    return repo, revision or None
+
+
 class _Hub:
     """The data set's repository that `hub:ORG/NAME@REV` names."""
 
     def __init__(self, address: str):
         self.source = address
-        self._repo, at, self._revision = address.removeprefix("hub:").partition("@")
-        if self._repo.count("/") != 1 or (at and not self._revision):
-            raise UsageError(f"{address}: is no address: give hub:ORG/NAME, or hub:ORG/NAME@REV")
-        check_repo(self._repo)
+        self._repo, self._revision = repository_of(address)
 
     def record(self) -> bytes:
         from huggingface_hub import hf_hub_download
 
-        revision = self._revision or None
-        call = partial(hf_hub_download, self._repo, RECORD, repo_type="dataset", revision=revision)
+        call = partial(
+            hf_hub_download, self._repo, RECORD, repo_type="dataset", revision=self._revision
+        )
         _check_size(RECORD, hub_call(partial(call, dry_run=True)).file_size, MOST_JSON)
         path = downloaded(call)
         # All else is of the commit that has this record.
@@ -264,13 +271,7 @@ class _Https:
     """The folder at `https://…`."""
 
     def __init__(self, address: str):
-        self.source = address.rstrip("/")
-        parts = urlsplit(address)
-        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-            raise UsageError(
-                f"--reference https://{parts.hostname}…: an address is of a folder, without a user's "
-                "name, a password, a query or a fragment"
-            )
+        self.source = https.checked(address).rstrip("/")
 
     def record(self) -> bytes:
         return https.read(f"{self.source}/{RECORD}", MOST_JSON)

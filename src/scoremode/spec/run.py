@@ -140,9 +140,8 @@ class Model(Flags, part="model", group=MODEL):
 
 class Against(Flags, part="comparison"):
     reference: Place = Flag(
-        "compare with this base: a folder from scoremode reference, or the address of one "
-        "(hub:ORG/NAME@REV, https://…), of which what the run needs is fetched; a model (folder, "
-        ".gguf file or hub id) to run alongside; or a llama.cpp logits file",
+        "compare with this base: a folder from scoremode reference, its address (hub:ORG/NAME@REV, "
+        "https://…), a model (folder, .gguf file or hub id), or a llama.cpp logits file",
         "BASE",
         required=True,
         group=COMPARISON,
