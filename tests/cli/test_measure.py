@@ -222,7 +222,8 @@ def test_json_is_the_record_and_a_kept_one_is_no_model(base_run, capsys, tmp_pat
     code, out, err = run(capsys, "reference", folder, "-o", str(tmp_path / "other"))
     assert (code, out) == (2, "")
     assert error_of(err).endswith(
-        f"{folder}: is a run already: --export-llama-cpp FILE exports a reference"
+        f"{folder}: is a run already: --export-llama-cpp FILE exports a reference, --push "
+        "hub:ORG/NAME publishes it"
     )
 
 

@@ -140,8 +140,8 @@ class Model(Flags, part="model", group=MODEL):
 
 class Against(Flags, part="comparison"):
     reference: Place = Flag(
-        "compare with this base: a folder from scoremode reference, its address (hub:ORG/NAME@REV, "
-        "https://…), a model (folder, .gguf file or hub id), or a llama.cpp logits file",
+        "compare with this base: a model, a folder of scoremode reference or its address (hub:…, "
+        "https://…), or a llama.cpp logits file",
         "BASE",
         required=True,
         group=COMPARISON,
