@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from support import ladder_kill_points
-from support.gguf.golden import in_blocks, rebuild, rewrite
+from support.gguf.golden import in_blocks, make_pair, rebuild, rewrite
 from support.gguf.models import make_folder
 from support.junit import read_junit
 from support.programs import error_of, run
@@ -152,6 +152,55 @@ def test_states_are_gone_and_what_is_done_is_not_made_again(copied, capsys):
     assert not list(place.rglob("*.safetensors"))
 
 
+def test_a_step_that_was_left_out_in_between_is_made_again(copied, capsys):
+    place, asked = copied
+    scores = kld_of(place / "inputs")
+    code, out, err = run(capsys, *asked, "--skip", "inputs")
+    assert (code, err) == (0, "") and "inputs: by --skip" in out
+    assert " nats of weights from itself (float32" in out
+    code, out, _ = run(capsys, *asked)
+    assert code == 0 and "comes from inputs" in out and " nats of inputs from itself" in out
+    assert np.array_equal(kld_of(place / "inputs"), scores)
+    assert not list(place.rglob("*.safetensors"))
+
+
+def test_a_few_targets_tell_nothing_of_rounding(quants, flags, capsys, tmp_path):
+    asked = ["ladder", str(quants / "W8A8"), *flags, "--limit", "1", "--dtype", "bfloat16"]
+    asked[asked.index("-c") + 1] = "8"
+    code, out, _ = run(capsys, *asked, "-o", str(tmp_path / "ladder"))
+    assert code == 0 and "base: 7 targets, and at least 64 tell rounding" in out
+    assert "rounding does not explain" not in out
+
+
+def test_another_tokenizer_and_a_text_that_changed_are_another_ladder(
+    quants, demo, flags, capsys, tmp_path
+):
+    text = tmp_path / "text.txt"
+    shutil.copy(demo / "heldout.txt", text)
+    asked = ["ladder", str(quants / "W8A8"), *flags, "--limit", "2", "--dtype", "float32"]
+    asked[asked.index("-f") + 1] = str(text)
+    asked += ["--quiet", "-o", str(tmp_path / "ladder")]
+    assert run(capsys, *asked)[0] == 0
+    code, _, err = run(capsys, *asked, "--tokenizer", str(demo / "model"))
+    assert code == 1 and "its tokenizer is [], this one's ['--tokenizer=" in error_of(err)
+    text.write_text("Another one. " + text.read_text(encoding="utf-8"), encoding="utf-8")
+    code, _, err = run(capsys, *asked)
+    assert code == 1 and "is another ladder, of " in error_of(err) and str(text) in err
+
+
+def test_a_step_that_computes_something_else_is_not_held_against_rounding(
+    copied, capsys, monkeypatch
+):
+    place, asked = copied
+    # As vLLM is, which quantizes inputs, right behind the weights.
+    monkeypatch.setitem(KINDS, "inputs", "rounding")
+    code, out, _ = run(capsys, *asked)
+    assert code == 0
+    assert "inputs: other arithmetic: inputs quantized, and those of weights not quantized" in out
+    lines = json.loads((place / "ladder.json").read_text())["findings"]["steps"]
+    assert lines[2]["kind"] == "lossy" and not lines[2]["judged"]["alarm"]
+
+
 def test_a_manifest_that_was_changed_or_is_another_ladder_s_is_refused(copied, quants, capsys):
     place, asked = copied
     file = place / "ladder.json"
@@ -207,6 +256,18 @@ def test_a_dry_run_lists_the_command_lines_and_writes_nothing(quants, flags, cap
     assert out.count("--attention eager") == 1 and not place.exists()
 
 
+def test_the_steps_of_a_gguf_file_in_a_16_bit_dtype(flags, capsys, tmp_path):
+    _, file = make_pair(tmp_path, "llama")
+    asked = ["ladder", str(file), *flags, "--dtype", "bfloat16", "--dry-run", "--json"]
+    code, out, _ = run(capsys, *asked, "-o", str(tmp_path / "none"))
+    value = json.loads(out)
+    rows = {row["step"]: row["command"] for row in value["steps"]}
+    assert code == 0 and "bfloat16" in rows["base"] and "bfloat16" in rows["weights"]
+    # llama.cpp's arithmetic has no dtype to be chosen, and another attention for its noise.
+    assert "--dtype" not in rows["llama.cpp"] and value["noise"]["before"] == "llama.cpp"
+    assert value["noise"]["command"][-2:] == ["--attention", "eager"]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -215,6 +276,7 @@ def test_a_dry_run_lists_the_command_lines_and_writes_nothing(quants, flags, cap
             "--arithmetic weights: is what the steps of a ladder differ in",
         ),
         (["--kv-cache", "int8-token"], "--kv-cache int8-token: is what the steps"),
+        (["--decode"], "--decode: is what the steps of a ladder differ in"),
         (["--vllm-python", "/no/python"], "/no/python: is no Python"),
         (["--skip", "weights"], "--skip: invalid choice: 'weights'"),
     ],
@@ -294,6 +356,8 @@ def test_a_step_that_fails_is_named_and_the_others_stand(
     assert step["status"] == "failed" and "vllm" in str(step["reason"])
     # What another try needs is still there.
     assert (place / "weights" / "states").is_dir() and (place / "base-float32" / "states").is_dir()
+    # A gate that the step before meets says nothing of what is served.
+    assert run(capsys, "show", str(place), "--max-kld", "100")[0] == 1
     monkeypatch.undo()
     code, out, _ = run(capsys, *asked)
     assert code == 0 and "vllm-prefill: vLLM is not installed here" in out

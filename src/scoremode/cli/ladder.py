@@ -65,7 +65,7 @@ _WINDOWS = 32
 _SKIPPED = ("base", "inputs", "kv-cache", "vllm-prefill", "vllm-decode", "llama.cpp",
             "llama-perplexity")  # fmt: skip
 # The flags that the steps differ in.
-_OWN = ("arithmetic", "kv_cache", "kv_scales", "attention")
+_OWN = ("arithmetic", "kv_cache", "kv_scales", "attention", "decode")
 
 
 class _Steps(Flags, group=Group("steps")):
@@ -202,8 +202,10 @@ class Ladder(
             base_revision=reference,
             text=text,
             again=text if is_named and not from_stdin else (),
-            model_words=(*self._given(lambda flag: flag.name == "revision"), *tokenizer),
-            base_words=(*([f"--revision={reference}"] if reference else ()), *tokenizer),
+            files=self._files(),
+            model_words=self._given(lambda flag: flag.name == "revision"),
+            base_words=[f"--revision={reference}"] if reference else (),
+            tokenizer=tokenizer,
             torch=self._given(lambda f: f.engine == "torch" or f.name in either),
             vllm=self._given(
                 lambda f: (
@@ -248,12 +250,23 @@ class Ladder(
             for word in (flag.but(longest=None) if flag.longest else flag).words(value)
         )
 
+    def _files(self) -> list[Path]:
+        """Files and folders on this machine that text and protocol are read from."""
+        given = [
+            getattr(self, name)
+            for name, flag in self.flags.items()
+            if flag.part in ("text", "protocol") and flag.path
+        ]
+        each = [v for value in given for v in (value if isinstance(value, list) else [value])]
+        return [Path(str(v)) for v in each if v is not None and str(v) != "-"]
+
     def _check(self) -> None:
         """Raises UsageError for flags that a ladder doesn't have, and for a base that is no model."""
         for name in _OWN:
             flag, value = self.flags[name], getattr(self, name)
             if value != flag.default:
-                raise UsageError(f"{flag.spelled} {value}: is what the steps of a ladder differ in")
+                said = flag.spelled if value is True else f"{flag.spelled} {value}"
+                raise UsageError(f"{said}: is what the steps of a ladder differ in")
         from scoremode.reference.stored import is_run
         from scoremode.runs.baselines import is_logits_file
 
@@ -288,7 +301,7 @@ def show_ladder(spec: "Show", session: Session) -> int:
         value["gates"] = [gate.to_json() for gate in judged]
     _write_cases(spec.junit, "scoremode show", value, judged)
     print_result(session, value, ladder_document, spec.form, quiet=spec.quiet)
-    return _alarm_code(value) or exit_code_of(judged)
+    return _code(value, judged, quiet=spec.quiet)
 
 
 def _write_cases(

@@ -17,7 +17,8 @@ from scoremode.report.document import (
     without_interval,
     words,
 )
-from scoremode.results.ladder import FILE_NOISE, alarms_of
+from scoremode.results.ladder import FILE_NOISE, KINDS, alarms_of
+from scoremode.results.statistics.agreement import MIN_TARGETS
 
 # Of each side: heading and key's beginning.
 _BEFORE, _TOP = "before", "top"
@@ -138,6 +139,7 @@ def _facts(value: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str
         for side in ("against_before", "against_top")
         if (metric := metric_of(line[side]["kld"])) is not None
     )
+    facts += _not_as_rounding(found)
     for status in ("left out", "failed"):
         facts += [
             (status, f"{step['name']}: {step['reason']}")
@@ -148,6 +150,19 @@ def _facts(value: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str
     if "folder" in value:
         facts.append(("ladder", f"{value['folder']}: each step's run, and ladder.json"))
     return facts
+
+
+def _not_as_rounding(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on steps that are there to be held against rounding, and aren't."""
+    rows = []
+    for line in found["steps"]:
+        name, judged = line["step"], line["judged"]
+        if judged is not None and line["kind"] != KINDS[name]:
+            rows.append(("no rounding", f"{name}: {judged['words']}"))
+        elif judged is None and line["kind"] == "rounding":
+            few = f"{found['plan']['scored']:,} targets, and at least {MIN_TARGETS} tell rounding"
+            rows.append(("not judged", f"{name}: {few}"))
+    return rows
 
 
 def _gate(gate: Mapping[str, Any]) -> str:

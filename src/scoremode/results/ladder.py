@@ -27,7 +27,7 @@ from scoremode.results.folders.store import seal_of
 from scoremode.results.metrics import METRIC, log_ratio
 from scoremode.results.record.section import Metric, Section, differences, misfit
 from scoremode.results.scores import Comparison, Scores
-from scoremode.results.statistics.agreement import difference, judge, logits_of
+from scoremode.results.statistics.agreement import MIN_TARGETS, difference, judge, logits_of
 from scoremode.results.statistics.alarms import LIMITS, Noise, judge_step
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
@@ -265,10 +265,15 @@ def findings(folder: Path, ladder: Ladder) -> dict[str, Any]:
     before, name = top, TOP
     for rung in rungs:
         own = rung.step["name"]
-        judged = _judged(before, rung, {key: scores for key, (_, scores) in noise.items()})
+        other = _other_arithmetic(before[0], rung, name)
+        noises = {key: scores for key, (_, scores) in noise.items()}
+        judged = _judged(before, rung, noises, name, other)
         if own == "weights" and ladder["suspects"] is not None:
             judged = _suspected(ladder["suspects"])
-        lines.append({**_line(rung, name, metrics), "judged": judged})
+        line = _line(rung, name, metrics)
+        if other is not None:
+            line["kind"] = "lossy"
+        lines.append({**line, "judged": judged})
         before, name = (rung.run, rung.scores), own
     found = {
         "steps": lines,
@@ -396,15 +401,20 @@ def _noise_line(
 
 
 def _judged(
-    before: tuple[FinishedRun, Scores], rung: _Rung, noise: Mapping[str, Scores]
+    before: tuple[FinishedRun, Scores],
+    rung: _Rung,
+    noise: Mapping[str, Scores],
+    name: str,
+    other: str | None,
 ) -> dict[str, Any] | None:
-    """Whether a step is more than rounding makes of the one before, `alarm`, and why in `words`; None
-    of a step whose loss is nothing wrong.
+    """Whether a step is more than rounding makes of the one before, `name`: `alarm`, and why in
+    `words`; None of a step whose loss is nothing wrong, and of fewer targets than MIN_TARGETS.
 
     The base's own dtype is what the noise is made of, though another model's: it is held against what
-    that dtype may do to any, as all steps are where there is no noise.
+    that dtype may do to any, as all steps are where there is no noise. A step of `other` arithmetic is
+    held against what still looks like the same model.
     """
-    if KINDS[rung.step["name"]] == "lossy":
+    if KINDS[rung.step["name"]] == "lossy" or len(rung.scores) < MIN_TARGETS:
         return None
     engines = before[0].record.document["engine"], rung.run.record.document["engine"]
     order = ("float32", "float16", "bfloat16").index
@@ -413,7 +423,7 @@ def _judged(
     dtype = max(computed, key=order)
     logits = max(map(logits_of, engines), key=order)
     parts = [NOISE, *([FILE_NOISE] if rung.step["name"] == "llama-perplexity" else [])]
-    if rung.step["name"] != "base" and noise.keys() >= set(parts):
+    if other is None and rung.step["name"] != "base" and noise.keys() >= set(parts):
         # The noise's are the torch engine's own, which rounds none.
         made = Noise.of(*(noise[part] for part in parts))
         return judge_step(rung.after, made, dtype=dtype, logits=logits).to_json()
@@ -426,8 +436,41 @@ def _judged(
         logits=logits,
         activations=ran[1],
         reference=ran[0],
+        named=name,
+        other=other,
     )
     return {"alarm": not verdict.agrees, "words": verdict.words}
+
+
+def _other_arithmetic(before: FinishedRun, rung: _Rung, name: str) -> str | None:
+    """What a step computes otherwise than the one before, `name`, by design, in words: since a step
+    between them was skipped or failed, or since its engine doesn't quantize what the model declares.
+    None where nothing is known to differ, and of a step that is there to differ."""
+    own = rung.step["name"]
+    if own == "base" or KINDS[own] == "lossy":
+        return None
+    if name in (TOP, "base"):
+        return f"the model's weights, and {name} has the base's"
+    if own == "llama-perplexity":
+        return (
+            None if name == "llama.cpp" else f"llama.cpp's arithmetic, which {name} does not have"
+        )
+    theirs, ours = (run.record.document["engine"] for run in (before, rung.run))
+    found: list[str] = []
+    inputs = [(engine.get("activations") or {}).get("ran") for engine in (ours, theirs)]
+    if inputs[0] != inputs[1] and not {None, "not known"} & set(inputs):
+        found.append(f"inputs {inputs[0]}, and those of {name} {inputs[1]}")
+    caches = [_cache(engine) for engine in (ours, theirs)]
+    if (caches[0] is None) != (caches[1] is None):
+        ours_is, theirs_is = (cache or "not quantized" for cache in caches)
+        found.append(f"KV cache {ours_is}, and that of {name} {theirs_is}")
+    return "; ".join(found) or None
+
+
+def _cache(engine: Mapping[str, Any]) -> str | None:
+    """What an engine's KV cache is quantized to, None where it isn't."""
+    name = engine.get("kv_cache_dtype")
+    return None if name in (None, "", "auto", engine["dtype"]) else name
 
 
 def _suspected(suspects: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -469,7 +512,8 @@ def _where(
         if s["kind"] == "rounding" and s["judged"] and not s["judged"]["alarm"]
     ]
     if total["value"] <= 0:
-        return f"{last['step']} predicts exactly what the base in float32 does"
+        how = "exactly" if total["value"] == 0 else "to within rounding"
+        return f"{last['step']} predicts {how} what the base in float32 does"
     if noise and total["value"] <= noise[0]["against_before"]["kld"]["value"]:
         return f"{whole} is no more than rounding makes of this model"
     parts = sorted((s for s in steps if _is_there(s)), key=lambda s: -s["added"]["share"]["value"])

@@ -205,6 +205,7 @@ def judge(
     activations: str | None = None,
     reference: str | None = None,
     named: str = "the reference",
+    other: str | None = None,
 ) -> Verdict:
     """Judges whether an engine's difference from a float32 reference, or from another engine, is what
     rounding explains.
@@ -213,11 +214,11 @@ def judge(
       those are coarser; keys of LIMITS.
     - `activations`: what became of activations that the model declares quantized ("quantized",
       "mixed", "not quantized"), None where it declares none; `reference`: the same of the reference.
-    - `named`: the other one's name.
+    - `named`: the other one's name. `other`: what else of the arithmetic differs by design, in words.
     """
     quantized = ("quantized", "mixed")
-    if activations in quantized or reference in quantized:
-        return _judge_other(found, activations, reference, named)
+    if other is not None or activations in quantized or reference in quantized:
+        return _judge_other(found, activations, reference, named, other)
     coarsest = max(compute, logits, key=list(LIMITS).index)
     limits = LIMITS[coarsest]
     rounding = compute if compute == logits else f"{compute} with {logits} logits"
@@ -251,11 +252,17 @@ def judge(
 
 
 def _judge_other(
-    found: Difference, activations: str | None, reference: str | None, named: str
+    found: Difference,
+    activations: str | None,
+    reference: str | None,
+    named: str,
+    other: str | None,
 ) -> Verdict:
     what = "activations quantized" + (" in some layers" if activations == "mixed" else "")
     kind, head = "other", f"other arithmetic: {what}, which {named}'s are not"
-    if activations == reference:
+    if other is not None:
+        head = f"other arithmetic: {other}"
+    elif activations == reference:
         kind, head = (
             "same",
             f"{what}, as {named}'s, where a state at the border of two codes falls either way",

@@ -176,9 +176,10 @@ class _Climb:
         if planned.engine == "llama.cpp":
             self._make_predictions()
             self._make_file_noise(str(before))
+        else:
+            # A step of an earlier call whose neighbors were others.
+            _discard_dropped(self._folder / planned.name)
         record = self._scored(planned, step)
-        if planned.engine != "llama.cpp" and "kept" not in record.document:
-            self._keep_again(planned.name)
         if before not in (None, TOP):
             words = after_words(self._request, planned, str(before))
             folder = self._run(Work(words, f"{planned.name} against {before}"))
@@ -220,9 +221,11 @@ class _Climb:
         it."""
         folder = self._folder / name
         if os.path.lexists(folder / RECORD):
-            if "kept" in _done(folder).document:
+            _done(folder)
+            if not _discard_dropped(folder):
                 return
-            RunFolder.open(folder).discard()
+        if name != TOP:
+            self._keep_again(TOP)
         self._scored(next(p for p in self._plan.steps if p.name == name), self._of(name))
 
     def _make_noise(self) -> None:
@@ -252,6 +255,7 @@ class _Climb:
         step = known[name] = _new(name, words, of)
         self._ladder["noise"] = list(known.values())
         try:
+            self._keep_again(of)
             prepare()
             folder = self._run(Work(words, f"noise: {of} {how}"))
         # Not hidden: steps are judged by what any model may have then, which the manifest says.
@@ -354,6 +358,18 @@ def _new(name: str, words: Sequence[str], before: str | None = None) -> Step:
 
 def _done(folder: Path) -> Done:
     return check_done(folder, checked_record(folder))
+
+
+def _discard_dropped(folder: Path) -> bool:
+    """Removes a finished run whose states were deleted, and tells whether there was one. Raises
+    RunFolderError."""
+    if not os.path.lexists(folder / RECORD):
+        return False
+    document = checked_record(folder).document
+    if document["status"] != "done" or "kept" in document:
+        return False
+    RunFolder.open(folder).discard()
+    return True
 
 
 def drop_states(folder: Path) -> None:

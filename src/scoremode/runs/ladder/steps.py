@@ -1,13 +1,15 @@
 """The steps of a ladder, by headers alone: which there are, each as a command line, and why others are
 left out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from scoremode.checkpoint.bulk_io import hash_file
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.model_files import resolve_model
 from scoremode.engines.torch.options import TorchOptions
@@ -30,8 +32,9 @@ class LadderRequest:
 
     - `model`, `base`: as the user named them.
     - `text`: words of the command line that name text and protocol; `again`: those of them that a step
-      behind the top needs, which has the top's text.
-    - `model_words`, `base_words`: those that say more of either, such as a revision.
+      behind the top needs, which has the top's text; `files`: those on this machine that they name.
+    - `model_words`, `base_words`: those that say more of either, such as a revision; `tokenizer`: that
+      of both.
     - `torch`, `vllm`: those of each engine.
     - `options`: of the torch engine, whose dtype is the ladder's.
     - `skip`: steps that the user doesn't want.
@@ -49,8 +52,10 @@ class LadderRequest:
     base_revision: str | None = None
     text: Sequence[str] = ()
     again: Sequence[str] = ()
+    files: Sequence[Path] = ()
     model_words: Sequence[str] = ()
     base_words: Sequence[str] = ()
+    tokenizer: Sequence[str] = ()
     torch: Sequence[str] = ()
     vllm: Sequence[str] = ()
     skip: Sequence[str] = ()
@@ -121,11 +126,23 @@ def plan_ladder(request: LadderRequest) -> Plan:
             "model": {"name": request.model, "fingerprint": model.fingerprint},
             "base": {"name": request.base, "fingerprint": base.fingerprint},
             "text": shown(request.text),
+            "files": dict(_hashes(request.files)),
+            "tokenizer": list(request.tokenizer),
             "dtype": dtype,
             "torch": list(request.torch),
             "vllm": list(request.vllm),
         },
     )
+
+
+def _hashes(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Each file's path and sha256, of a folder those in it; what is no file, such as a pipe, or can't
+    be read is left to the run that needs it."""
+    for file in files:
+        with suppress(OSError):
+            for each in sorted(file.iterdir()) if file.is_dir() else [file]:
+                if each.is_file():
+                    yield str(each), hash_file(each)
 
 
 def _dtype(options: TorchOptions, model: Checkpoint) -> str:
@@ -138,9 +155,9 @@ def _dtype(options: TorchOptions, model: Checkpoint) -> str:
 
 
 def _computed_otherwise(words: Sequence[str], dtype: str) -> tuple[str, ...]:
-    """The command line of a step in another arithmetic that is as right: in float32, or there with
-    another attention."""
-    if dtype == "float32":
+    """The command line of a step in another arithmetic that is as right: in float32, or there, as
+    llama.cpp's arithmetic is without a `--dtype`, with another attention."""
+    if dtype == "float32" or "--dtype" not in words:
         return (*words, "--attention", "eager")
     place = words.index("--dtype") + 1
     return (*words[:place], "float32", *words[place + 1 :])
@@ -171,7 +188,7 @@ class _Made:
 
     def top(self) -> Planned:
         request = self._request
-        words = ("reference", request.base, *request.base_words, *request.text, *request.torch)
+        words = ("reference", *self._of_base(), *request.text, *request.torch)
         return Planned(TOP, (*words, "--dtype", "float32", *self._into(TOP)), "base")
 
     def step(self, name: str) -> Planned:
@@ -183,7 +200,7 @@ class _Made:
         if self._dtype == "float32":
             return _without("base", "all steps compute in float32, as the top does")
         request = self._request
-        words = ("kld", request.base, *request.base_words, *request.again, *request.torch)
+        words = ("kld", *self._of_base(), *request.again, *request.torch)
         return Planned("base", (*words, "--dtype", self._dtype, *self._against("base")), "base")
 
     def _inputs(self) -> Planned:
@@ -239,7 +256,11 @@ class _Made:
 
     def _model(self) -> tuple[str, ...]:
         request = self._request
-        return ("kld", request.model, *request.model_words, *request.again)
+        return ("kld", request.model, *request.model_words, *request.tokenizer, *request.again)
+
+    def _of_base(self) -> tuple[str, ...]:
+        request = self._request
+        return (request.base, *request.base_words, *request.tokenizer)
 
     def _against(self, name: str) -> tuple[str, ...]:
         top = str(self._request.output / TOP)
