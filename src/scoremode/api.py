@@ -313,8 +313,8 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
       data set, a local data set, or chats, local or on the hub. Give at most one. The default is the
       text of the kept reference, or else WikiText-2.
     - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.
-    - `reference`: the base to compare every prediction with: a run that was kept, a model's folder or
-      hub id, or a llama.cpp file of logits.
+    - `reference`: the base to compare every prediction with: a run that was kept, or its address
+      (`hub:ORG/NAME@REV`, `https://…`), a model's folder or hub id, or a llama.cpp file of logits.
     - `keep`: keeps the run as a reference, also one beside a base; `output` is then its own folder.
     - `output`: the folder in which each run gets a folder of its own; `runs` by default.
     - `quiet`: no progress and no notices on stderr.

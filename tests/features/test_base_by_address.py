@@ -15,6 +15,7 @@ from support.fake_hub import serve as serve_hub
 from support.https_files import Files, make_certificate, serve
 from support.programs import error_of
 
+import scoremode
 from scoremode.cli.main import main
 from scoremode.reference import address
 from scoremode.results.folders.store import find_runs, read_record, read_scores, seal_of
@@ -135,6 +136,9 @@ def test_what_will_be_fetched_is_said_before(kept, quant, served, cache, tmp_pat
     assert json.loads(out)["download"] == size + first
     assert f"ref: {(size + first) / 1e9:.3g} GB of states and head to fetch" in err
     assert not any("states" in name or "head" in name for name, _ in served.requests)
+    source = f"{served.address}/ref"
+    run = scoremode.kld(quant, reference=source, limit=4, output=tmp_path / "b", device="cpu")
+    assert run.record["reference"]["source"] == source and run.record["plan"]["windows"] == 4
 
 
 def test_a_connection_that_breaks_off_goes_on(kept, quant, served, cache, tmp_path, capsys):
@@ -240,6 +244,7 @@ def test_addresses_that_are_not_read(quant, cache, tmp_path, capsys):
         ("s3://bucket/ref", "s3://bucket…: no reference is read from there"),
         ("https://me:secret@host/ref", "without a user's name, a password"),
         ("https://host/ref?token=secret", "without a user's name, a password, a query"),
+        ("git+ssh://me@host/ref", "git+ssh://host…: no reference is read from there"),
         ("hub:name", "hub:name: is no address: give hub:ORG/NAME"),
         ("hub:org/name@", "hub:org/name@: is no address"),
         ("hub:../name", "Repo id must"),
@@ -248,6 +253,8 @@ def test_addresses_that_are_not_read(quant, cache, tmp_path, capsys):
         line = refusal(quant, given, tmp_path / "a", capsys)
         assert says in line and "secret" not in line, line
     assert not cache.exists()
+    line = refusal(quant, "hub:a/b", tmp_path / "a", capsys, "--reference-revision", "v1")
+    assert "--reference-revision v1: an address has its own" in line
 
 
 def test_no_reference_and_no_certificate(quant, served, cache, tmp_path, capsys, monkeypatch):

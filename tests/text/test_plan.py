@@ -1,6 +1,7 @@
 """Plans against each tool's own loop, written out again here from their sources."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -376,3 +377,23 @@ def test_a_sampled_window_weighs_what_it_did():
 def test_a_sample_has_a_window_at_least(n):
     with pytest.raises(ProtocolError, match=f"sample of {n} windows"):
         plan_of("disjoint", 100, 10, None).sample(n, 0)
+
+
+def test_a_plan_begins_with_that_of_a_smaller_limit():
+    """And with no other protocol's: what a kept reference may be the base of."""
+    tokens = np.arange(500, dtype=np.int32)
+    rule = preset("disjoint").override(context_length=64)
+    whole = make_plan(tokens, rule.resolve(None))
+    few = rule.override(max_windows=3).resolve(None)
+    assert whole.begun(few).sha256 == make_plan(tokens, few).sha256 and len(whole.begun(few)) == 3
+    assert whole.begun(few).begun(rule.override(max_windows=2).resolve(None)).scored == 2 * 63
+    for other in (
+        whole.protocol,
+        rule.override(max_windows=len(whole) + 1).resolve(None),
+        rule.override(max_windows=3, stride=32).resolve(None),
+    ):
+        assert whole.begun(other) is whole
+    of_more = rule.override(max_windows=4).resolve(None)
+    assert (begun := whole.begun(few)).begun(of_more) is begun
+    chats = replace(whole, conversation=np.zeros(len(whole), np.int32))
+    assert chats.begun(few) is chats

@@ -13,6 +13,7 @@ from scoremode.cli.engines import engine_options
 from scoremode.cli.screen import Session
 from scoremode.cli.text import calibration_of, has_kept_text, text_and_protocol
 from scoremode.errors import GateNotMet, UsageError, escaped
+from scoremode.lib.hub import is_address
 from scoremode.spec.engine import Devices, Engine
 from scoremode.spec.flag import Flags
 from scoremode.spec.run import Gates, Label, Model, Output, Sharding, Table, TokenText
@@ -121,9 +122,9 @@ def named_model(spec: Model) -> str | None:
 
 def base_revision(base: str | None, revision: str | None) -> str | None:
     """--reference-revision. Raises UsageError where there is no base, or it is none of the hub's."""
-    if revision is not None and base is not None and base.startswith("hub:"):
+    if revision is not None and base is not None and is_address(base):
         raise UsageError(
-            f"--reference-revision {revision}: give --reference hub:ORG/NAME@{revision}"
+            f"--reference-revision {revision}: an address has its own: --reference hub:ORG/NAME@REV"
         )
     if revision is not None and (base is None or os.path.exists(base)):  # noqa: PTH110
         what = "there is no --reference" if base is None else f"{base} is here, not on the hub"

@@ -163,6 +163,7 @@ class Kld(
         labels = self.label or [None]
         if labels[1:] and not self.is_sweep:
             raise UsageError(f"--label {labels[1]}: one MODEL has one label, {labels[0]}")
+        revision = base_revision(self.reference, self.reference_revision)
         base = base_of(self.reference, session)
         return request_of(
             self,
@@ -170,7 +171,7 @@ class Kld(
             # Of several models each has its own.
             label=None if self.is_sweep else labels[0],
             reference=base,
-            reference_revision=base_revision(self.reference, self.reference_revision),
+            reference_revision=revision,
             full=self.full,
             draft=self.draft,
             noise_floor=self.noise_floor,

@@ -75,7 +75,7 @@ def is_address(base: str) -> bool:
     if base.startswith("hub:"):
         return True
     scheme, separator, rest = base.partition("://")
-    if not separator or not scheme.isalnum():
+    if not separator or not re.fullmatch(r"[A-Za-z][\w.+-]*", scheme):
         return False
     if scheme != "https":
         # An address may have a password in it.

@@ -112,7 +112,8 @@ def located(address: str) -> Path:
 
 def address_of(folder: Path) -> str | None:
     """The address that a folder was fetched from, None of one that nobody fetched."""
-    if folder.parent.parts[-2:] != _PLACE or folder.parent != _root():
+    # Under another name of it, too: a path that its record has must not be believed there either.
+    if (parent := folder.parent.resolve()).parts[-2:] != _PLACE or parent != _root().resolve():
         return None
     return read_regular(_address_file(folder), MOST_JSON, links=False).decode()
 
