@@ -138,7 +138,8 @@ def test_what_will_be_fetched_is_said_before(kept, quant, served, cache, tmp_pat
     assert not any("states" in name or "head" in name for name, _ in served.requests)
     source = f"{served.address}/ref"
     run = scoremode.kld(quant, reference=source, limit=4, output=tmp_path / "b", device="cpu")
-    assert run.record["reference"]["source"] == source and run.record["plan"]["windows"] == 4
+    document = run.record.document
+    assert document["reference"]["source"] == source and document["plan"]["windows"] == 4
 
 
 def test_a_connection_that_breaks_off_goes_on(kept, quant, served, cache, tmp_path, capsys):

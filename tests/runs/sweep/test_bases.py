@@ -22,7 +22,8 @@ from scoremode.text.protocol import preset
 def test_files_are_read_through_once_and_again_when_one_is_touched(copied, monkeypatch):
     read = []
     check = StoredReference.check_files
-    monkeypatch.setattr(StoredReference, "check_files", lambda s: (read.append(1), check(s)))
+    counted = lambda stored, rows: (read.append(1), check(stored, rows))  # noqa: E731
+    monkeypatch.setattr(StoredReference, "check_files", counted)
     stored = KeptOnce(copied)
     stored.check_files()
     stored.check_files()
