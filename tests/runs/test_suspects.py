@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.gguf.golden import make_pair
 from support.models import edit_config, edit_tensors, make_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.model_files import resolve_model
 from scoremode.demo.quantize import VARIANTS, Variant, quantize_folder
-from scoremode.runs.suspects import Suspect, suspects
+from scoremode.runs.suspects import Suspect, odd_fields, suspects
 
 W4 = Variant("W4A16-g32", 4, 32)
 LINEAR = "model.layers.1.mlp.up_proj"
@@ -201,3 +203,15 @@ def test_a_dense_linear_with_its_rows_in_another_order_is_named(tmp_path):
     edit_tensors(tmp_path / "m", change)
     (suspect,) = found(tmp_path / "m", base)
     assert suspect.name == name and suspect.kind == "linear"
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "phi3-long", "deepseek_v3", "hunyuan_v1_dense"]
+)
+def test_a_gguf_file_s_own_keys_are_no_suspects(name, tmp_path):
+    folder, file = make_pair(tmp_path, name)
+    models = [open_checkpoint(resolve_model(str(path), None)) for path in (file, folder)]
+    assert odd_fields(*models) == []
+    edit_config(folder, rms_norm_eps=0.125)
+    (found,) = odd_fields(models[0], open_checkpoint(resolve_model(str(folder), None)))
+    assert found.name == "rms_norm_eps" and found.words.endswith("and the base's 0.125")

@@ -22,6 +22,7 @@ import torch
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.safetensors_files import FLOATS
 from scoremode.checkpoint.tokenizer import checkpoint_tokenizer, has_tokenizer
+from scoremode.engines.torch.builder import is_gguf_checkpoint
 from scoremode.engines.torch.model.architecture import find_architecture
 from scoremode.engines.torch.weights.slot import Source, decoded
 from scoremode.schemes.base import Dense, Scheme, Scratch
@@ -130,15 +131,29 @@ def odd_fields(
     model: Checkpoint, base: Checkpoint, *, trust_remote_code: bool = False
 ) -> list[Suspect]:
     """Fields of the config that move scores and are not the base's, as the library reads both: what one
-    config leaves to a default and the other one writes is the same."""
+    config leaves to a default and the other one writes is the same.
+
+    A GGUF file has keys of its own, of which its config is made: what only one of both says, or says in
+    another form (Phi 3's `attention_factor`, Mistral's window that no layer uses), is no suspect."""
     ours, theirs = (
         find_architecture(c, trust_remote_code=trust_remote_code).config.get_text_config().to_dict()
         for c in (model, base)
     )
+    made = is_gguf_checkpoint(model) != is_gguf_checkpoint(base)
+    if made:
+        ours, theirs = _of_one_rope(ours, theirs), _of_one_rope(theirs, ours)
     return [
         Suspect("config", name, f"{name} is {_shown(own)}, and the base's {_shown(other)}")
         for name, own, other in _differing(ours, theirs)
+        if not made or type(own) is type(other)
     ]
+
+
+def _of_one_rope(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without its rotary parameters where the other one's are of another type: one may say
+    as a base what the other one scales (Hunyuan's `alpha`)."""
+    rope = [(c.get("rope_parameters") or {}).get("rope_type") for c in (config, other)]
+    return {k: v for k, v in config.items() if k != "rope_parameters" or rope[0] == rope[1]}
 
 
 def _differing(
