@@ -17,7 +17,9 @@ from support.programs import error_of
 
 import scoremode
 from scoremode.cli.main import main
+from scoremode.lib.hub import downloads
 from scoremode.reference import address
+from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_record, read_scores, seal_of
 
 CPU = ["--device", "cpu", "--max-memory", "16M", "--quiet"]
@@ -157,6 +159,27 @@ def test_a_connection_that_breaks_off_goes_on(kept, quant, served, cache, tmp_pa
     assert ranges == [None, "bytes=100-", "bytes=300-"]
     assert record["metrics"] == kld(quant, kept, tmp_path / "c")["metrics"]
     assert partial_files(cache) == []
+
+
+def test_bytes_are_counted_with_those_that_were_there(kept, served, cache, monkeypatch):
+    stored = StoredReference(address.located(f"{served.address}/ref"))
+    rows = stored.record.plan.scored
+    files = [name for name in served.files if "states" in name]
+    part = stored.path / "states" / ".00000.safetensors.part"
+    part.parent.mkdir()
+    part.write_bytes(served.files["ref/states/00000.safetensors"][:5000])
+    counts: list[tuple[float, int]] = []
+    monkeypatch.setattr(downloads, "tell", lambda new, total: counts.append((new, total)))
+    size = address.pending(stored, rows)
+    address.complete(stored, rows)
+    # Of the head, then of the states, each from 0; headers come on top.
+    totals = list(dict.fromkeys(total for _, total in counts))
+    assert sum(totals) == size and [new for new, _ in counts].count(0) == 2
+    assert (5000, totals[1]) in counts
+    sent = sum(len(served.files[name]) for name in [*files, "ref/head.safetensors"])
+    assert sum(new for new, _ in counts) == sent
+    assert ("ref/states/00000.safetensors", "bytes=5000-") in served.requests
+    assert address.pending(stored, rows) == 0
 
 
 @pytest.mark.parametrize(
