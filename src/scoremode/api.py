@@ -302,13 +302,13 @@ class _Planned(Plan, Quiet):
 
 
 @Keywords(_Measured)
-def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
+def measure(model: "str | Path | nn.Module | None", **keywords: Any) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
     - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers in memory,
       which runs as it is, on its device, and is not changed (docs/python.md). Such a model needs
       `tokenizer` (a folder, a hub id or a tokenizer of transformers), and takes no flag on how to
-      compute.
+      compute. None for a served one (`engine="http"`), with `tokenizer`.
     - `text`, `file`, `dataset`, `dataset_file`, `conversations`: the text itself, text files, a hub
       data set, a local data set, or chats, local or on the hub. Give at most one. The default is the
       text of the kept reference, or else WikiText-2.
@@ -344,13 +344,15 @@ def measure(model: "str | Path | nn.Module", **keywords: Any) -> Run:
                 else f"changes nothing without {needed}"
             )
             raise UsageError(f"{name}={value!r}: {why}")
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | Path | None):
         return _measured_in_memory(model, command, keywords, quiet=quiet)
-    return _measured(command.of(model=str(model), **_said(keywords)), quiet=quiet)
+    return _measured(command.of(**_of_model(model), **_said(keywords)), quiet=quiet)
 
 
 @Keywords(_Compared)
-def kld(model: "str | Path | nn.Module", *, reference: "str | Path | Run", **keywords: Any) -> Run:
+def kld(
+    model: "str | Path | nn.Module | None", *, reference: "str | Path | Run", **keywords: Any
+) -> Run:
     """Compares every prediction of a model with its base's: `measure` with a `reference`.
 
     Other keywords are those of `measure`. Raises as that does.
@@ -751,7 +753,7 @@ def _require(run: Run, gates: "limits.Gates") -> None:
     from scoremode.results.record.checks import check_done
 
     record = check_done(run.folder, run.record)
-    if "kld" not in record.metrics:
+    if "ppl_ratio" not in record.metrics:
         raise UsageError(f"{run.folder}: has no base, which a gate on KLD, ratio or top-1 needs")
     if missed := [str(gate) for gate in gates.judge(record) if not gate.met]:
         raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")

@@ -7,6 +7,7 @@ from support import specs
 from support.programs import error_of, run
 from support.servers import answering, serving
 
+import scoremode
 from scoremode.cli.engines import http_options
 from scoremode.cli.measure import Kld, Ppl
 from scoremode.errors import UsageError
@@ -122,3 +123,40 @@ def test_a_server_that_gives_none_is_refused_by_its_name(pages, words, demo, cap
         code, _, err = run(capsys, "ppl", model, *asked, *text, "-o", str(tmp_path / "runs"))
     assert code == 1 and words in error_of(err)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_program_asks_the_same(demo, tmp_path):
+    text, model = (demo / "heldout.txt").read_text(encoding="utf-8")[:2000], demo / "model"
+    given = {"text": text, "context_length": 64, "protocol": "disjoint", "quiet": True}
+    with serving(model, "sglang") as served:
+        asked = given | {"engine": "http", "base_url": served.url, "tokenizer": model}
+        one = scoremode.measure(None, output=tmp_path / "one", **asked)
+        two = scoremode.kld(
+            None, reference=model, output=tmp_path / "two", dtype="float32", top_logprobs=3, **asked
+        )
+    own = scoremode.measure(model, output=tmp_path / "own", dtype="float32", device="cpu", **given)
+    for found in (one, two):
+        assert found.record.metrics["ppl"].value == pytest.approx(
+            own.record.metrics["ppl"].value, rel=1e-5
+        )
+    assert "kld" not in two.record.metrics and two.record.metrics["kld_least"].value < 1e-4
+    with pytest.raises(UsageError, match="token ids are sent: whose"):
+        scoremode.measure(None, **(asked | {"tokenizer": None}))
+    with pytest.raises(UsageError, match="no model: give a folder"):
+        scoremode.measure(None, **given)
+
+
+def test_shards_of_a_served_model_are_merged(demo, capsys, tmp_path, monkeypatch):
+    for name in ("_PASS_TOKENS", "_BATCH_TOKENS"):
+        monkeypatch.setattr(f"scoremode.engines.http.engine.{name}", 128)
+    model, out = str(demo / "model"), ("-o", str(tmp_path / "runs"))
+    text = "-f", str(demo / "heldout.txt"), "-c", "64", "--limit", "6", "--dtype", "float32"
+    with serving(demo / "model") as served:
+        asked = ("kld", model, "--engine", "http", "--base-url", served.url, "--reference", model)
+        for shard in ("1/2", "2/2"):
+            code, _, err = run(capsys, *asked, *text, *out, "--shard", shard)
+            assert code == 0, err
+    folders = [str(folder) for folder, _ in find_runs(tmp_path / "runs")]
+    code, shown, err = run(capsys, "merge", *folders, "-o", str(tmp_path / "merged"))
+    assert code == 0, err
+    assert "KLD bound          ≥ " in shown and "in 6 windows" in shown

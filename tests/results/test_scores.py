@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import InvalidMeasurement
-from scoremode.results.scores import DTYPES, Comparison, Scores, check, concatenate, expected
+from scoremode.results.scores import (
+    DTYPES,
+    Bounds,
+    Comparison,
+    Scores,
+    check,
+    concatenate,
+    expected,
+)
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
@@ -169,8 +177,8 @@ def test_columns_of_unequal_length_are_refused(name, rows):
 
 def test_every_column_has_its_dtype_and_another_is_refused():
     """A float32 log-probability would be averaged like any other."""
-    named = {f.name for kind in (Scores, Comparison) for f in dataclasses.fields(kind)}
-    assert DTYPES.keys() == named - {"against"}
+    named = {f.name for kind in (Scores, Comparison, Bounds) for f in dataclasses.fields(kind)}
+    assert DTYPES.keys() == named - {"against", "bounds"}
     plan, scores = make()
     for name, column in scores.columns().items():
         other = column.astype(np.float32 if column.dtype == np.float64 else np.int64)
@@ -270,3 +278,35 @@ def test_concatenate_keeps_the_order():
 def test_nll_is_minus_the_logprob():
     _, scores = make()
     np.testing.assert_array_equal(scores.nll, -scores.logprob)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("kld_least", np.nan, "kld_least nan of target .* is not finite"),
+        ("kld_least", np.inf, "is not finite"),
+        ("kld_least", -1e-9, "is below 0"),
+        ("tv_least", -1e-9, "is below 0"),
+        ("tv_least", 0.9, "is above what it is at most"),
+        ("tv_most", 1.1, "is above 1"),
+        ("tv_most", 0.05, "is less than its target's"),
+        ("base_logprob", 0.0, "contradicts the base's own top-1"),
+    ],
+)
+def test_bounds_that_are_none_are_refused(name, value, words):
+    plan, scores = make()
+    n = len(scores)
+    # Of a base that is sure of another token, so that each target's part is its own probability.
+    i = int(np.flatnonzero((scores.top1 == scores.target) & (scores.logprob > -1))[0])
+    sure = {"base_logprob": np.full(n, -50.0), "base_top1": (scores.target + 1).astype(np.int32)}
+    columns = {**sure, "base_top1_logprob": np.full(n, -1e-9), "kld_least": np.ones(n)}
+    columns |= {"tv_least": np.full(n, 0.01), "tv_most": np.ones(n)}
+    whole = range(len(plan))
+    bounded = dataclasses.replace(scores, bounds=Bounds(**columns))
+    check(bounded, plan, whole)
+    assert Scores.from_columns(bounded.columns()).bounds is not None
+    if name == "tv_least":
+        columns["tv_most"] = put(columns["tv_most"], i, 0.8)
+    columns[name] = put(columns[name], i, value)
+    with pytest.raises(InvalidMeasurement, match=words):
+        check(dataclasses.replace(scores, bounds=Bounds(**columns)), plan, whole)

@@ -79,13 +79,14 @@ class Show(_Run, Margin, Table, Gates, Junit, Command):
         gates = gates_of(self)
         check_junit(self.junit, gates)
         found = open_run(self.folder)
-        for asked, flag in (
-            (bool(gates), "a gate on KLD, ratio or top-1"),
-            (self.worst, "--worst"),
-            (self.confident is not None, "--confident"),
+        for asked, flag, needed in (
+            (bool(gates), "a gate on KLD, ratio or top-1", found.base_nll),
+            (self.worst, "--worst", found.kld),
+            (self.confident is not None, "--confident", found.kld),
         ):
-            if asked and found.kld is None:
-                raise UsageError(f"{self.folder}: has no base, which {flag} needs")
+            if asked and needed is None:
+                lacks = "no base" if found.base_nll is None else "no exact divergence"
+                raise UsageError(f"{self.folder}: has {lacks}, which {flag} needs")
         judged = gates.judge(found.record) if gates else []
         shown: dict[str, Any] = dict(found.record.document)
         if self.confident is not None:

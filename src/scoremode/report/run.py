@@ -115,6 +115,8 @@ def finished_document(
         if worst and not verbose:
             return replace(found, parts=(*found.parts, worst_facts(record.worst or ())))
         return found
+    if "kld_least" in record.metrics:
+        return bounds_document(record, folder, verbose=verbose, margin=margin)
     if record.kept:
         return reference_document(record, folder, verbose=verbose)
     return run_document(record, folder, verbose=verbose)
@@ -358,6 +360,39 @@ def kld_document(
         if record.worst:
             parts.append(worst_facts(record.worst))
     verdict = _verdict(record, _beside_base(record, margin))
+    return Document(tuple(parts), run_data(record, folder), verdict)
+
+
+def bounds_document(
+    record: Done, folder: Path, *, verbose: bool = False, margin: float | None = None
+) -> Document:
+    """The result of a served model beside a base: what lies between them has bounds alone."""
+    metrics = record.metrics
+    kld, least, most = (metrics[name] for name in ("kld_least", "tv_least", "tv_most"))
+    top1 = metrics["top1"]
+    first = [
+        ("KLD bound", f"≥ {kld.value:.6g} nats   {interval_text(kld, '.4g')}"),
+        ("against", _reference(record.reference)),
+        ("TV bounds", f"≥ {least.value:.3%} and ≤ {most.value:.3%}"),
+        ("acceptance bounds", f"≥ {1 - most.value:.3%} and ≤ {1 - least.value:.3%}"),
+        ("same top-1", f"{top1.value:.3%}   {interval_text(top1, '.3%')}"),
+        *_perplexities(metrics),
+        *_checks(record),
+        *headline_rows(record),
+        *place_rows(folder, verbose=verbose),
+    ]
+    parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
+    parts += [*group_parts(record, "label"), *group_parts(record, "depth")]
+    if verbose:
+        rows = (*_agreement(metrics), *measured_rows(record), *ran_rows(record))
+        parts += [Facts(rows), *group_parts(record, "turn")]
+    (ratio,) = (
+        one for one in record_verdicts(record.document, margin) if one.metric == "ppl_ratio"
+    )
+    base = base_of(record.reference).name if record.reference else "the base"
+    said = f"{ratio.words(base)} ({metric_words('ppl_ratio', metrics['ppl_ratio'])})"
+    bound = f"KLD ≥ {kld.value:.4g} nats, a bound"
+    verdict = _verdict(record, f"{said}; {bound}")
     return Document(tuple(parts), run_data(record, folder), verdict)
 
 

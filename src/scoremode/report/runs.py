@@ -30,6 +30,7 @@ from scoremode.results.labels import label_of
 from scoremode.results.metrics import MetricSpec, Shown, shown
 from scoremode.results.record.definition import Record
 from scoremode.results.record.section import Metric
+from scoremode.results.scores import Bounds
 
 
 def runs_table(
@@ -45,6 +46,12 @@ def runs_table(
     words_too = {"word_ppl": measured("word PPL", "word_ppl", ".4f")}
     if any("word_ppl" in row for row in rows):
         further = words_too | dict(further)
+    # Of a served model alone.
+    metrics = [
+        (metric, own)
+        for metric, own in shown("runs")
+        if metric.needs is not Bounds or any(row.get(metric.key) for row in rows)
+    ]
     # Tied runs have several.
     several = Column("rank", "rank", ranks_words, lambda both: both, ("_first", "_last"), 9)
     columns = (
@@ -55,7 +62,7 @@ def runs_table(
         words(None, "folder"),
         data("is_base"),
         data("n"),
-        *(column for metric, own in shown("runs") for column in _columns_of(metric, own)),
+        *(column for metric, own in metrics for column in _columns_of(metric, own)),
         HALF_LIFE,
         number(LAYER_BITS, "bits_per_weight", ".3f", 4),
         size(row["gib"] for row in rows),
@@ -65,7 +72,7 @@ def runs_table(
     return Table(
         columns,
         tuple(
-            (*_cells(row, has_ranks=ranked), *(cell_of(row.get(k)) for k in further))
+            (*_cells(row, metrics, has_ranks=ranked), *(cell_of(row.get(k)) for k in further))
             for row in rows
         ),
     )
@@ -100,10 +107,12 @@ def _columns_of(metric: MetricSpec, own: Shown) -> tuple[Column, ...]:
     return (number(own.heading, metric.data_key, own.form),)
 
 
-def _cells(row: Mapping[str, Any], *, has_ranks: bool) -> tuple[Any, ...]:
+def _cells(
+    row: Mapping[str, Any], metrics: Sequence[tuple[MetricSpec, Shown]], *, has_ranks: bool
+) -> tuple[Any, ...]:
     cells: list[Any] = []
-    for metric, own in shown("runs"):
-        value = cell_of(row[metric.key])
+    for metric, own in metrics:
+        value = cell_of(row.get(metric.key))
         is_base = metric.key == "ppl_ratio" and row["is_base"] and value is None
         cells.append(Said("base") if is_base else value)
         if own.interval:

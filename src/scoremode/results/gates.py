@@ -161,15 +161,23 @@ class Gates:
     def judge(self, found: "Done | Compared") -> list[Gate]:
         """Every gate that is set, against a comparison's metrics."""
         metrics = found.metrics
-        n, p99 = metrics["kld"].n, (found.distribution or {})["kld"]["99"]
-        # A run from before percentiles were metrics has it in `distribution` alone.
-        judged = {"kld_p99": Metric(p99, None, n, "its run made no interval"), **metrics}
+        n, judged = (metrics.get("kld") or metrics["nll"]).n, dict(metrics)
+        if spread := (found.distribution or {}).get("kld"):
+            # A run from before percentiles were metrics has it in `distribution` alone.
+            p99 = Metric(spread["99"], None, n, "its run made no interval")
+            judged = {"kld_p99": p99, **metrics}
         beyond = None
         if survival := found.survival:
             judged["half_life"] = _half_life(survival)
             if survival.sampled.half_life is None:
                 longest = f"{survival.sampled.longest:,} tokens"
                 beyond = f"it is longer than the longest of the {survival.units}, {longest}"
+        for name in self._limits():
+            if (key := name.partition("_")[2]) not in judged:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: the run has no number of {_WORDS[key]}, but at most "
+                    "a bound: a server gives the likeliest tokens alone"
+                )
         return [
             self._gate(
                 name, limit, _WORDS[key], judged[key], n, beyond if key == "half_life" else None

@@ -12,15 +12,15 @@ either have a function of their own: `ppl` and `nll`, of the model and of the ba
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.results.scores import Comparison, Scores
+from scoremode.results.scores import Base, Bounds, Comparison, Scores
 
 Floats = NDArray[np.float64]
-Column = Callable[[Scores, Comparison], NDArray | None]
+Column = Callable[[Scores, Any], NDArray | None]
 
 # What the number is: it decides its unit in data, and how the page says it. A `rate` is a share of what
 # is rare, which readers are told in 10,000.
@@ -72,7 +72,8 @@ class MetricSpec:
     - `heading`: of a column. `form`: the format of the number.
     - `better`: the direction; None where neither is.
     - `base`: whether it needs a base.
-    - `column`: float64, int or bool [N], whose mean it is; None where the Scores lack what it needs.
+    - `column`: float64, int or bool [N], whose mean it is, of the Scores and what they have of the
+      base, which must be of the class `needs`; None where it lacks a column.
       `where`: bool [N], the targets that count, of the base's columns and the probability from which it
       is sure. `then`: a growing function of the mean.
     - `percent`: of a percentile of the KLD, instead of a column.
@@ -92,6 +93,7 @@ class MetricSpec:
     better: Literal["lower", "higher"] | None = "lower"
     base: bool = True
     column: Column | None = None
+    needs: type[Base] = Comparison
     where: Callable[[Comparison, float], NDArray[np.bool_]] | None = None
     then: Callable[[Floats], Floats] | None = None
     percent: float | None = None
@@ -130,12 +132,12 @@ class MetricSpec:
         return self.rare or self.percent is not None
 
 
-def log_ratio(scores: Scores, against: Comparison) -> Floats:
+def log_ratio(scores: Scores, against: Base) -> Floats:
     """float64 [N]: nll − the base's nll. Its mean is the logarithm of the ratio of perplexities."""
     return against.base_logprob - scores.logprob
 
 
-def delta_p(scores: Scores, against: Comparison) -> Floats:
+def delta_p(scores: Scores, against: Base) -> Floats:
     """float64 [N]: q(target) − p(target)."""
     return np.exp(scores.logprob) - np.exp(against.base_logprob)
 
@@ -145,7 +147,7 @@ def _right(scores: Scores) -> NDArray[np.bool_]:
     return scores.top1 == scores.target
 
 
-def _base_right(scores: Scores, against: Comparison) -> NDArray[np.bool_]:
+def _base_right(scores: Scores, against: Base) -> NDArray[np.bool_]:
     return against.base_top1 == scores.target
 
 
@@ -234,6 +236,7 @@ METRICS: tuple[MetricSpec, ...] = (
         heading="PPL / base",
         form=".4f",
         column=log_ratio,
+        needs=Base,
         then=np.exp,
         margin=MARGIN,
         importance=8,
@@ -263,6 +266,34 @@ METRICS: tuple[MetricSpec, ...] = (
             Shown("groups", ".3g", "KLD"),
             Shown("depth", ".3g", "KLD"),
         ),
+    ),
+    MetricSpec(
+        "kld_least",
+        "a bound, in nats: the mean KL(base‖model) is at least this. For a served model, of which the "
+        "likeliest ids alone are known: all others are one event (the data-processing inequality)",
+        heading="KLD ≥ (bound)",
+        column=lambda scores, against: against.kld_least,
+        needs=Bounds,
+        importance=9,
+        places=(Shown("runs"), Shown("card")),
+    ),
+    MetricSpec(
+        "tv_least",
+        "bounds: the mean total variation is at least, and at most, this, for a served model",
+        kind="share",
+        heading="total variation ≥ (bound)",
+        column=lambda scores, against: against.tv_least,
+        needs=Bounds,
+        family="`tv_least`, `tv_most`",
+    ),
+    MetricSpec(
+        "tv_most",
+        "",
+        kind="share",
+        heading="total variation ≤ (bound)",
+        column=lambda scores, against: against.tv_most,
+        needs=Bounds,
+        family="`tv_least`, `tv_most`",
     ),
     MetricSpec(
         "kld_p99",
@@ -313,6 +344,7 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".2%",
         better="higher",
         column=lambda scores, against: scores.top1 == against.base_top1,
+        needs=Base,
         importance=7,
         hub=("top1_agreement", "Same top-1 as the base (share)"),
         places=(
@@ -371,6 +403,7 @@ METRICS: tuple[MetricSpec, ...] = (
         kind="share",
         better=None,
         column=delta_p,
+        needs=Base,
         family="`delta_p`, `rms_delta_p`",
     ),
     MetricSpec(
@@ -378,6 +411,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "",
         kind="share",
         column=lambda scores, against: delta_p(scores, against) ** 2,
+        needs=Base,
         then=np.sqrt,
         family="`delta_p`, `rms_delta_p`",
     ),
@@ -430,6 +464,7 @@ METRICS: tuple[MetricSpec, ...] = (
         heading="right → wrong",
         form=".2%",
         column=lambda scores, against: _base_right(scores, against) & ~_right(scores),
+        needs=Base,
         rare=True,
         places=(Shown("details", ".3%"),),
     ),
@@ -441,6 +476,7 @@ METRICS: tuple[MetricSpec, ...] = (
         form=".2%",
         better="higher",
         column=lambda scores, against: _right(scores) & ~_base_right(scores, against),
+        needs=Base,
         rare=True,
         places=(Shown("details", ".3%"),),
     ),
@@ -454,6 +490,7 @@ METRICS: tuple[MetricSpec, ...] = (
         column=lambda scores, against: (
             _right(scores).astype(np.float64) - _base_right(scores, against)
         ),
+        needs=Base,
         places=(Shown("details", "+.3%"),),
     ),
     MetricSpec(

@@ -21,19 +21,51 @@ DTYPES: dict[str, Any] = {
     **dict.fromkeys(("logprob", "top1_logprob", "base_logprob", "base_top1_logprob"), np.float64),
     **dict.fromkeys(("kld", "kld_reverse", "tv", "tv_draft", "jsd", "kld_llama_cpp"), np.float64),
     **dict.fromkeys(("base_entropy", "model_entropy"), np.float64),
+    **dict.fromkeys(("kld_least", "tv_least", "tv_most"), np.float64),
     "topk_sets": np.int16,
     "topk_order": np.int8,
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Base:
+    """Columns of length N of a base's predictions of the same targets.
+
+    - `base_logprob` float64: ln p(target), with p the base's distribution, in nats. `base_top1` int32,
+      `base_top1_logprob` float64: the base's likeliest id, the smallest such id on ties, and its
+      log-probability.
+    """
+
+    base_logprob: NDArray[np.float64]
+    base_top1: NDArray[np.int32]
+    base_top1_logprob: NDArray[np.float64]
+
+    def columns(self) -> dict[str, NDArray]:
+        """Columns that are there, by name."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: column for name, column in named.items() if column is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds(Base):
+    """Columns that bound what lies between base and model, of which some log-probabilities alone are
+    known (`head.bounds`).
+
+    - `kld_least` float64: in nats, KL(p‖q) is at least that. `tv_least`, `tv_most` float64: the total
+      variation is at least, and at most, that.
+    """
+
+    kld_least: NDArray[np.float64]
+    tv_least: NDArray[np.float64]
+    tv_most: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Base):
     """Columns of length N that set each prediction against the base's of the same target.
 
     p is the base's distribution and q the model's, over the same vocabulary; all in nats.
 
-    - `base_logprob` float64: ln p(target). `base_top1` int32, `base_top1_logprob` float64: the base's
-      likeliest id, the smallest such id on ties, and its log-probability.
     - `kld` float64: KL(p‖q) = Σ p ln(p/q). `kld_reverse` float64: KL(q‖p).
 
     - `tv` float64: the total variation, ½ Σ |p − q|.
@@ -48,9 +80,6 @@ class Comparison:
     - `kld_llama_cpp` float64: llama.cpp's own sum, where the reference is a file of its.
     """
 
-    base_logprob: NDArray[np.float64]
-    base_top1: NDArray[np.int32]
-    base_top1_logprob: NDArray[np.float64]
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
     tv: NDArray[np.float64]
@@ -61,11 +90,6 @@ class Comparison:
     topk_sets: NDArray[np.int16] | None = None
     topk_order: NDArray[np.int8] | None = None
     kld_llama_cpp: NDArray[np.float64] | None = None
-
-    def columns(self) -> dict[str, NDArray]:
-        """Columns that are there, by name."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: column for name, column in named.items() if column is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +103,8 @@ class Scores:
     - `logprob` float64: its natural-log probability given the inputs before it.
     - `top1` int32: the id of the largest logit, the smallest such id on ties.
     - `top1_logprob` float64: that id's log-probability.
-    - `against`: the same targets by a base model, None where there was none.
+    - `against`: the same targets by a base model, None where there was none; `bounds`: in its place
+      where the model's distributions are not known whole.
     """
 
     window: NDArray[np.int32]
@@ -90,6 +115,7 @@ class Scores:
     top1: NDArray[np.int32]
     top1_logprob: NDArray[np.float64]
     against: Comparison | None = None
+    bounds: Bounds | None = None
 
     def __len__(self) -> int:
         return len(self.window)
@@ -99,28 +125,41 @@ class Scores:
         """float64 [N]: negative log-likelihood in nats."""
         return -self.logprob
 
+    @property
+    def base(self) -> Base | None:
+        """The base's own columns, where there is one."""
+        return self.bounds if self.against is None else self.against
+
     def columns(self) -> dict[str, NDArray]:
-        """All columns by name, those of the comparison behind the others."""
+        """All columns by name, those of the comparison, or its bounds, behind the others."""
         own = {name: getattr(self, name) for name in _OWN}
-        return own if self.against is None else own | self.against.columns()
+        return own if self.base is None else own | self.base.columns()
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> "Scores":
         """The inverse of `columns`. Names that no column has are left out."""
         own = {name: columns[name] for name in _OWN}
+        if _is_bounded(columns):
+            return cls(**own, bounds=Bounds(**{name: columns[name] for name in _BOUNDED}))
         against = {name: columns[name] for name in _COMPARED if name in columns}
         return cls(**own, against=Comparison(**against) if against else None)
 
     @staticmethod
     def missing(names: Collection[str]) -> list[str]:
         """Columns that `names` lack to be those of Scores, with a comparison where they have one."""
-        needed = [*_OWN, *(_REQUIRED if any(name in names for name in _COMPARED) else ())]
+        compared = _REQUIRED if any(name in names for name in _COMPARED) else ()
+        needed = [*_OWN, *(_BOUNDED if _is_bounded(names) else compared)]
         return [name for name in needed if name not in names]
 
 
-_OWN = tuple(f.name for f in fields(Scores) if f.name != "against")
+_OWN = tuple(f.name for f in fields(Scores) if f.name not in ("against", "bounds"))
+_BOUNDED = tuple(f.name for f in fields(Bounds))
 _COMPARED = tuple(f.name for f in fields(Comparison))
 _REQUIRED = tuple(f.name for f in fields(Comparison) if f.default is MISSING)
+
+
+def _is_bounded(names: Collection[str]) -> bool:
+    return "kld_least" in names
 
 
 def concatenate(parts: Sequence[Scores]) -> Scores:
@@ -193,8 +232,12 @@ def check_values(scores: Scores) -> None:
     both = np.exp(scores.logprob) + np.exp(scores.top1_logprob)
     above = (scores.logprob > scores.top1_logprob) | (both > 1 + 1e-5)
     _refuse(~hit & above, scores, "exceeds what its top-1 leaves")
+    if scores.bounds is not None:
+        _check_bounds(scores, scores.bounds)
     if scores.against is not None:
         _check_comparison(scores, scores.against)
+    if scores.base is not None:
+        _check_base(scores, scores.base)
 
 
 def _check_comparison(scores: Scores, against: Comparison) -> None:
@@ -225,6 +268,26 @@ def _check_comparison(scores: Scores, against: Comparison) -> None:
         if column is not None:
             # No distribution has less than that of its likeliest id alone (its min-entropy).
             _refuse(column < -top1 - 1e-3, scores, "is less than its top-1 leaves", name, column)
+
+
+def _check_bounds(scores: Scores, bounds: Bounds) -> None:
+    """Bounds are finite, a total variation's in order and around its target's part."""
+    for name, column in bounds.columns().items():
+        if np.issubdtype(column.dtype, np.floating):
+            _refuse(~np.isfinite(column), scores, "is not finite", name, column)
+    for name in ("kld_least", "tv_least"):
+        column = getattr(bounds, name)
+        _refuse(column < 0, scores, "is below 0", name, column)
+    most, least = bounds.tv_most, bounds.tv_least
+    _refuse(most > 1 + 1e-5, scores, "is above 1", "tv_most", most)
+    _refuse(least > most, scores, "is above what it is at most", "tv_least", least)
+    # The target is in every set that a total variation is bounded by.
+    apart = np.abs(np.exp(scores.logprob) - np.exp(bounds.base_logprob))
+    _refuse(most < apart - 1e-3, scores, "is less than its target's", "tv_most", most)
+
+
+def _check_base(scores: Scores, against: Base) -> None:
+    """A base's log-probability of a target is its likeliest id's exactly where that is the target."""
     base = against.base_logprob
     hit = against.base_top1 == scores.target
     wrong = (hit & (base != against.base_top1_logprob)) | (base > against.base_top1_logprob)

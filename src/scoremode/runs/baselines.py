@@ -289,8 +289,8 @@ class StoredBaseline:
         return self._files.result()
 
     def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
-        assert scores.against is not None
-        logprob, rows = scores.against.base_logprob, None
+        assert scores.base is not None
+        logprob, rows = scores.base.base_logprob, None
         if self._ordered is not None:
             rows = self._ordered.rows(begin, begin + len(scores))
         found = compare_base(self.stored, begin, logprob, logits_of(engine), rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from scoremode.checkpoint.gguf.names import is_gguf
 from scoremode.checkpoint.model_files import ModelFiles, resolve_model, resolve_tokenizer
 from scoremode.engines.base import Options
+from scoremode.engines.http.options import HttpOptions
 from scoremode.errors import UsageError
 from scoremode.results.gates import Gates
 from scoremode.results.record.checks import check_done
@@ -218,6 +219,8 @@ def check_stopping(request: Request) -> None:
             f"--stop-when {rule}: a reference has all windows, of which any run may take some: keep it "
             "without, and give --stop-when to scoremode kld"
         )
+    if rule.metric == "kld" and isinstance(request.options, HttpOptions):
+        raise UsageError(f"--stop-when {rule}: a server allows a bound on the KLD alone")
     if rule.metric == "kld" and request.reference is None:
         raise UsageError(f"--stop-when {rule}: there is no KLD without --reference BASE")
     if request.noise_floor is not None:

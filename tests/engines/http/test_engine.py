@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.http import engine as http_engine
 from scoremode.engines.http.engine import telling_places
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UsageError
 from scoremode.results.folders.finished import load_run
+from scoremode.results.gates import Gates
 from scoremode.runs.measure import measure
 
 SCORES = ("/v1/completions", "/generate")
@@ -361,3 +363,92 @@ def test_a_server_that_says_one_thing_everywhere_shows_nothing(asked, served):
         EngineError, match="the same token likeliest everywhere in the first windows"
     ):
         measure(asked())
+
+
+@pytest.fixture(scope="module")
+def bases(demo, tmp_path_factory):
+    """A variant of the served model as a base: its folder."""
+    folder = tmp_path_factory.mktemp("base") / "W8A16"
+    quantize_folder(demo / "model", folder, next(v for v in VARIANTS if "3" in v.name))
+    return folder
+
+
+def exact_and_bounded(asked, demo, base, top, tmp_path):
+    """The Scores of an exact comparison, and of the served model's with `top` ids, of one base."""
+    torch_ = TorchOptions(device="cpu", dtype="float32")
+    bounded = replace(asked(top=top, base=torch_), reference=str(base), output=tmp_path / f"{top}")
+    exact = replace(bounded, options=torch_, model=str(demo / "model"), output=tmp_path / "exact")
+    runs = [measure(replace(request, resume="if-there")) for request in (exact, bounded)]
+    return [load_run(run.folder)[1] for run in runs], runs[1]
+
+
+@pytest.mark.parametrize("top", [1, 5, 100])
+def test_bounds_hold_for_every_target_of_an_exact_run(top, asked, demo, bases, tmp_path):
+    (exact, bounded), run = exact_and_bounded(asked, demo, bases, top, tmp_path)
+    assert exact.against is not None and bounded.bounds is not None and bounded.against is None
+    bounds, against = bounded.bounds, exact.against
+    assert (bounds.kld_least <= against.kld + 1e-9).all()
+    assert (bounds.tv_least <= against.tv + 1e-6).all() and (
+        against.tv <= bounds.tv_most + 1e-6
+    ).all()
+    np.testing.assert_allclose(bounds.base_logprob, against.base_logprob, atol=1e-6)
+    metrics = run.record.metrics
+    for name in ("kld", "tv", "acceptance", "kld_p99", "jsd"):
+        assert name not in metrics
+    assert metrics["kld_least"].value == pytest.approx(bounds.kld_least.mean())
+    assert metrics["ppl_base"].value == pytest.approx(
+        np.exp(-against.base_logprob.mean()), rel=1e-6
+    )
+    # Exact, since the likeliest id and the target's number are the server's own.
+    same = (exact.top1 == against.base_top1).mean()
+    assert metrics["top1"].value == pytest.approx(same, abs=2e-3)
+    assert 0 < metrics["kld_least"].value <= against.kld.mean()
+
+
+def test_a_kept_reference_is_as_good_a_base(asked, bases, tmp_path):
+    torch_ = TorchOptions(device="cpu", dtype="float32")
+    kept = tmp_path / "kept"
+    measure(replace(asked(), options=torch_, model=str(bases), keep="stored", output=kept))
+    one = measure(replace(asked(top=20, base=torch_), reference=str(kept)))
+    two = measure(replace(asked(top=20, base=torch_), reference=str(bases)))
+    assert one.record.document["reference"]["replay"]["rows"] == one.record.plan.scored
+    for name in ("kld_least", "tv_least", "tv_most", "ppl_ratio"):
+        values = [run.record.metrics[name].value for run in (one, two)]
+        assert values[0] == pytest.approx(values[1], abs=1e-6)
+
+
+def test_logits_in_place_of_log_probabilities_are_no_distribution(asked, served, bases):
+    def change(path, rows, rest):
+        for row in rows[-1][1:]:
+            entries = row if path == "/generate" else [*row.values()]
+            for entry in entries:
+                if path == "/generate":
+                    entry[0] += 0.5
+                else:
+                    entry["logprob"] += 0.5
+        if path == "/generate":
+            for entry in rows[0][1:]:
+                entry[0] += 0.5
+
+    spoil(served, change)
+    with pytest.raises(InvalidMeasurement):
+        measure(replace(asked(top=20), reference=str(bases)))
+
+
+def test_a_rule_on_the_kld_has_none_to_look_at(asked, bases):
+    request = asked(top=20)
+    stopping = request.protocol.override(stop_when="kld±10%", seed=1)
+    with pytest.raises(UsageError, match="a server allows a bound on the KLD alone"):
+        measure(replace(request, protocol=stopping, reference=str(bases)))
+
+
+def test_a_gate_on_what_is_exact_is_judged_and_others_are_refused(asked, bases):
+    gated = replace(
+        asked(top=5), reference=str(bases), gates=Gates(max_ppl_ratio=9, min_top1=0.999)
+    )
+    run = measure(gated)
+    assert [gate["met"] for gate in run.record.document["gates"]] == [True, False]
+    with pytest.raises(
+        UsageError, match="--max-kld: the run has no number of the mean KLD, but at"
+    ):
+        Gates(max_kld=0.1).judge(run.whole)

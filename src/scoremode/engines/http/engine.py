@@ -94,15 +94,21 @@ class HttpEngine:
     ) -> Iterator[Scores]:
         for work in Work.passes(plan, schedule, first_pass, progress, extras):
             begin = time.perf_counter()
-            answers = self._answers(work)
-            yield _to_scores(plan, work.windows, answers)
+            asked = self._asked(work)
+            base = None if work.extras.reference is None else _Base(work, self._options)
+            answers = self._answers(work, asked)
+            columns = {} if base is None else base.bounds(answers)
+            yield _to_scores(plan, work.windows, answers, columns)
             self._tokens += work.tokens
             self._seconds["score"] += time.perf_counter() - begin
 
-    def _answers(self, work: Work) -> list[Answer]:
-        """Those of all windows of a pass, of the scored places alone."""
+    def _asked(self, work: Work) -> dict[Future[Answer], int]:
+        """Has all windows of a pass asked for."""
         windows = {w: work.plan[w] for w in work.windows}
-        asked = {self._pool.submit(self._score_window, window): w for w, window in windows.items()}
+        return {self._pool.submit(self._score_window, window): w for w, window in windows.items()}
+
+    def _answers(self, work: Work, asked: dict[Future[Answer], int]) -> list[Answer]:
+        """Those of the windows of a pass, in order, of the scored places alone."""
         try:
             for done in as_completed(asked):
                 done.result()
@@ -243,7 +249,61 @@ def telling_places(ids: NDArray[np.int32], logprobs: NDArray[np.float64]) -> lis
     return rows[np.argsort(-logprobs[rows], kind="stable")][:_SHOWN].tolist()
 
 
-def _to_scores(plan: Plan, windows: range, answers: list[Answer]) -> Scores:
+class _Base:
+    """A base's predictions of the targets of a pass, which begin to be computed at once."""
+
+    def __init__(self, work: Work, options: HttpOptions):
+        # A run without a base needs no torch.
+        from scoremode.engines.torch.device import choose_device
+
+        reference, chosen = work.extras.reference, options.base
+        assert reference is not None
+        if reference.extra_sums is not None:
+            raise EngineError(
+                "a llama.cpp file has a base's log-probabilities in 16 bits; bounds need them whole: "
+                "give the base itself, or a reference of it"
+            )
+        self._work, self._reference = work, reference
+        self._device = choose_device(chosen.device, chosen.max_memory, chosen.memory_share).torch
+        reference.expect(work.spans, self._device)
+
+    def bounds(self, answers: list[Answer]) -> dict[str, NDArray[Any]]:
+        """The columns of Bounds, of the model's answers to the windows of the pass."""
+        import torch
+
+        from scoremode.head.bounds import bound_rows
+        from scoremode.head.project import tile_of
+
+        work, device, found = self._work, self._device, []
+        targets = torch.from_numpy(expected(work.plan, work.windows)["target"]).long()
+        first, at = work.spans[0][0], 0
+        for span, batch in zip(work.spans, work.batches, strict=True):
+            ids, logprobs = _together(answers[at : at + len(batch)])
+            at += len(batch)
+            part = bound_rows(
+                targets[span[0] - first : span[1] - first].to(device),
+                self._reference.vocabulary,
+                self._reference.logits([span], device, tile_of(device)),
+                torch.from_numpy(ids).long().to(device),
+                torch.from_numpy(logprobs).to(device),
+            )
+            found.append(part.columns())
+        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def _together(answers: list[Answer]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The ids and log-probabilities of several answers, [N, K] each, as wide as the widest."""
+    width = max(answer.ids.shape[1] for answer in answers)
+    filled = [[(0, 0), (0, width - answer.ids.shape[1])] for answer in answers]
+    pairs = list(zip(answers, filled, strict=True))
+    ids = [np.pad(answer.ids, pad, constant_values=-1) for answer, pad in pairs]
+    logprobs = [np.pad(a.logprobs, pad, constant_values=-np.inf) for a, pad in pairs]
+    return np.concatenate(ids), np.concatenate(logprobs)
+
+
+def _to_scores(
+    plan: Plan, windows: range, answers: list[Answer], bounds: dict[str, NDArray[Any]]
+) -> Scores:
     own: dict[str, list[NDArray[Any]]] = {"logprob": [], "top1": [], "top1_logprob": []}
     for answer in answers:
         rows, place = np.arange(len(answer.ids)), answer.top1
@@ -251,4 +311,4 @@ def _to_scores(plan: Plan, windows: range, answers: list[Answer]) -> Scores:
         own["top1"].append(answer.ids[rows, place])
         own["top1_logprob"].append(answer.logprobs[rows, place])
     columns = {name: np.concatenate(parts) for name, parts in own.items()}
-    return Scores.from_columns(expected(plan, windows) | columns)
+    return Scores.from_columns(expected(plan, windows) | columns | bounds)

@@ -29,6 +29,7 @@ from scoremode.results.record.definition import Record
 from scoremode.results.record.model import Reference
 from scoremode.results.record.section import Metric, decode, value_at
 from scoremode.results.record.sections import now
+from scoremode.results.scores import Bounds
 from scoremode.results.statistics.blocks import BlockLength
 from scoremode.results.statistics.bootstrap import (
     WHOLE,
@@ -282,7 +283,7 @@ def _row(
     compared: bool,
 ) -> dict[str, Any]:
     if not compared:
-        others = [m.key for m, _ in shown("runs") if m.base]
+        others = [m.key for m, _ in shown("runs") if m.base and m.key in row]
         row |= dict.fromkeys((*others, "ratio_to", "half_life"))
     if row["ppl_ratio"] is None and base is not None and run is not base:
         row["ppl_ratio"] = _paired(run, base, blocks)["ppl_ratio"].to_json()
@@ -430,6 +431,10 @@ def run_row(record: Record, folder: Path | None, label: str) -> dict[str, Any]:
     """What a table of runs shows of one; `label` is what the table calls it."""
     document = record.document
     metrics = {metric.key: _value(document, metric) for metric, _ in shown("runs")}
+    # Of a served model alone.
+    for metric, _ in shown("runs"):
+        if metric.needs is Bounds and metrics[metric.key] is None:
+            del metrics[metric.key]
     return {
         **_named(record, label),
         "source": record.checkpoint.source,
@@ -459,7 +464,9 @@ def base_row(record: Record) -> dict[str, Any] | None:
     base = base_of(record.reference)
     # A file of logits has no checkpoint.
     checkpoint = document["reference"].get("checkpoint") or {}
-    others = [m.key for m, _ in shown("runs") if m.base and m.key != "ppl_ratio"]
+    others = [
+        m.key for m, _ in shown("runs") if m.base and m.needs is not Bounds and m.key != "ppl_ratio"
+    ]
     nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", *others, "half_life"))
     return {
         "label": base.name,

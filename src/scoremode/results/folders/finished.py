@@ -43,7 +43,8 @@ _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 class FinishedRun:
     """A run that is done: its record, and of its Scores what a comparison needs.
 
-    - `nll` float64 [N]; `base_nll` and `kld` float64 [N], `same_top1` bool [N]: None without a base.
+    - `nll` float64 [N]; `base_nll` and `kld` float64 [N], `same_top1` bool [N]: None without a base,
+      `kld` also where it has bounds alone.
     - `places`: of the N targets, which blocks are cut from.
     - `weights` float64 [N]: what each evaluation counts, None for one each.
     - `targets_sha256`: of windows, positions, places and ids of all targets, of their weights, and of
@@ -63,9 +64,11 @@ class FinishedRun:
     def means(self, blocks: Blocks) -> dict[str, Mean]:
         """The metrics whose intervals runs shown together have from the same blocks."""
         columns = {"nll": self.nll}
-        if self.base_nll is not None and self.kld is not None and self.same_top1 is not None:
+        if self.base_nll is not None and self.same_top1 is not None:
             columns |= {"nll_base": self.base_nll, "ppl_ratio": self.nll - self.base_nll}
-            columns |= {"kld": self.kld, "top1": self.same_top1}
+            columns |= {"top1": self.same_top1}
+        if self.kld is not None:
+            columns["kld"] = self.kld
         everything = np.zeros(len(self.nll), np.int64)
         (found,) = blocks.means_by(everything, 1, columns)
         for ppl, of in (("ppl", "nll"), ("ppl_base", "nll_base"), ("ppl_ratio", "ppl_ratio")):
@@ -96,9 +99,10 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
     record, scores, extras = _load(folder)
     weights = extras.get("weight")
     kld = base_nll = same_top1 = None
-    if (against := scores.against) is not None:
-        kld, base_nll = against.kld, -against.base_logprob
-        same_top1 = scores.top1 == against.base_top1
+    if (base := scores.base) is not None:
+        base_nll, same_top1 = -base.base_logprob, scores.top1 == base.base_top1
+    if scores.against is not None:
+        kld = scores.against.kld
     places = Places.of(scores, extras)
     digest = _digest(scores, weights, places)
     run = FinishedRun(folder, record, scores.nll, kld, base_nll, same_top1, places, weights, digest)

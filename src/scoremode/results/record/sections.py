@@ -78,6 +78,8 @@ def sections(
     `thresholds`, `survival` and `llama_cpp` as well; `breakdown` without one, too, where there are
     labels or turns.
 
+    With bounds in the place of a comparison it has the metrics that these give, and no more.
+
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
       `token_bytes` (uint16) and `token_class` (uint8) of the targets, `conversation` (int32), which is
@@ -98,10 +100,11 @@ def sections(
     against, blocks = scores.against, places.blocks(block_length, weights)
     metrics = perplexity(scores, block_length, weights, places.numbered)
     parts: list[Group] = []
-    if against is not None:
-        base = replace(scores, logprob=against.base_logprob)
+    if scores.base is not None:
+        base = replace(scores, logprob=scores.base.base_logprob)
         of_base = perplexity(base, block_length, weights, places.numbered)
         metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
+    if against is not None:
         parts = groups(scores, against, blocks, extras.get("token_class"))
     parts += depth_groups(scores, blocks)
     # All at once, since those with the same blocks share one resampling.
@@ -140,10 +143,11 @@ def _whole(
     against, token_bytes = scores.against, extras.get("token_bytes")
     means = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
     tails: Mapping[str, Percentile] = {}
-    if against is not None:
-        base = replace(scores, logprob=against.base_logprob)
+    if scores.base is not None:
+        base = replace(scores, logprob=scores.base.base_logprob)
         means |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
-        means |= divergence_means(scores, against, blocks)
+        means |= divergence_means(scores, scores.base, blocks)
+    if against is not None:
         everything = np.zeros(len(scores), np.int64)
         (effects,) = effects_by(scores, against, blocks, everything, 1, confident)
         means |= effects.means
@@ -187,10 +191,13 @@ def remade(
 
 def _resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
     """The columns whose dependence decides how long blocks are: float64 [N] by their metrics' names."""
-    against = scores.against
-    if against is None:
+    if scores.base is None:
         return {"nll": scores.nll}
-    return {"nll": scores.nll, "ppl_ratio": log_ratio(scores, against), "kld": against.kld}
+    both = {"nll": scores.nll, "ppl_ratio": log_ratio(scores, scores.base)}
+    if scores.bounds is not None:
+        return both | {"kld_least": scores.bounds.kld_least}
+    assert scores.against is not None
+    return both | {"kld": scores.against.kld}
 
 
 def _bits_per_byte(

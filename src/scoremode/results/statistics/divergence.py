@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from scoremode.results.metrics import METRICS, delta_p
 from scoremode.results.record.section import Metric
-from scoremode.results.scores import Comparison, Scores
+from scoremode.results.scores import Base, Comparison, Scores
 from scoremode.results.statistics.means import Blocks, Mean, Percentile, percentile
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable
@@ -38,11 +38,11 @@ CONFIDENT = 0.9
 _CONTEXT = 12
 
 
-def divergence_means(scores: Scores, against: Comparison, blocks: Blocks) -> dict[str, Mean]:
-    """The means of a comparison that no group has, by their keys in METRICS."""
+def divergence_means(scores: Scores, against: Base, blocks: Blocks) -> dict[str, Mean]:
+    """The means of a comparison, or of its bounds, that no group has, by their keys in METRICS."""
     found = {}
     for metric in METRICS:
-        if metric.column is None or metric.by_group:
+        if metric.column is None or metric.by_group or not isinstance(against, metric.needs):
             continue
         column = metric.column(scores, against)
         if column is not None and (mean := blocks.mean(column)) is not None:
