@@ -112,13 +112,20 @@ def test_a_text_that_is_named_must_be_the_kept_one(demo, text, kept_quant, tmp_p
             ["--text", text, *words[:2], "-c", "32", *words[4:]],
             "its protocol's context_length is 64",
         ),
-        (["--limit", "3"], "its protocol's max_windows is None, this run's 3"),
     ):
         arguments = ["ppl", str(kept_quant), "-o", str(tmp_path / "b"), *given, *CPU]
         assert main(arguments) == ReferenceUnusable.exit_code
         error = capsys.readouterr().err
         assert f"{kept_quant}: is of another plan: {said}" in error, error
     assert not (tmp_path / "b").exists()
+
+
+def test_a_limit_takes_the_first_windows(kept_quant, tmp_path):
+    whole = columns_of(kept_quant)
+    folder, record = ran("ppl", kept_quant, "-o", tmp_path, "--limit", "3")
+    assert record["plan"]["windows"] == 3
+    for name, column in columns_of(folder).items():
+        assert np.array_equal(column, whole[name][: record["plan"]["scored"]]), name
 
 
 @pytest.mark.parametrize(
@@ -261,7 +268,6 @@ def test_a_file_needs_its_protocol_and_a_tokenizer(base, tools_text, tmp_path, c
     assert main([*words, *CPU]) == 0
     for flags, said in (
         (["-c", "32"], "has context length 64, and the plan's protocol"),
-        (["--limit", "3"], "has 8 chunks, and the plan has 3 windows"),
         (["--stop-when", "ppl±1%"], "which is read in the order of its chunks"),
     ):
         assert main([*words, *flags, *CPU]) == ReferenceUnusable.exit_code

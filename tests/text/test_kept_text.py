@@ -68,6 +68,17 @@ def test_real_tokenizers_are_proven_as_other_files(data, protocol):
         assert kept.planned(protocol, another(tokenizer)) is kept.plan, folder
 
 
+def test_fewer_windows_are_the_first_kept_ones_and_no_more_than_were_kept(demo_tokenizer, protocol):
+    kept = kept_by(demo_tokenizer, protocol)
+    first = kept.planned(protocol.override(max_windows=2), demo_tokenizer)
+    assert len(first) == 2 < len(kept.plan) and first.scored == kept.plan.offsets[2]
+    assert np.array_equal(first.tokens[: len(first[0].inputs)], kept.plan[0].inputs)
+    limited = kept_by(demo_tokenizer, protocol.override(max_windows=2))
+    assert limited.planned(protocol.override(max_windows=2), demo_tokenizer) is limited.plan
+    with pytest.raises(ReferenceUnusable, match="max_windows is 2, this run's 3"):
+        limited.planned(protocol.override(max_windows=3), demo_tokenizer)
+
+
 def test_other_ids_of_the_same_text_are_refused(demo_tokenizer, protocol):
     """The kept ids spell the text, and the tokenizer would have made others of it."""
     plan = tokenize(TEXT, demo_tokenizer, protocol)
@@ -96,7 +107,7 @@ def test_a_tokenizer_that_spells_another_text_is_refused_by_what_differs(
     [
         ({"stride": 8}, "its protocol's stride is 32, this run's 8"),
         ({"vocabulary": "head"}, "vocabulary is config, this run's head"),
-        ({"max_windows": 2}, "max_windows is None, this run's 2"),
+        ({"stride": 8, "max_windows": 2}, "its protocol's stride is 32, this run's 8"),
     ],
 )
 def test_another_protocol_is_refused_by_the_field(demo_tokenizer, protocol, changes, words):

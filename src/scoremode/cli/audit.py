@@ -159,9 +159,7 @@ class _Printed(Flags, group=OUTPUT):
 class Verify(Named, _Sample, Junit, Model, Protocol, _Printed, Engine, Command):
     called = "verify"
     usage = "scoremode verify MODEL [flags]"
-    summary = (
-        "compare engines, or two installations of one, with a float32 reference and each other"
-    )
+    summary = "compare engines, or two installations, with a float32 reference"
     about = (
         "Scores sampled windows with each engine and with a float32 reference (the torch engine in "
         "float32, its row sums in float64), and reports whether the differences are within rounding, "

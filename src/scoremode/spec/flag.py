@@ -336,7 +336,8 @@ class Parser(argparse.ArgumentParser):
     examples: Sequence[str] = ()
 
     def __init__(self, *, add_help: bool = True, **settings: Any) -> None:
-        super().__init__(add_help=False, **settings)
+        # A beginning would mean another flag as soon as there is one: `--base`, say, `--base-url`.
+        super().__init__(add_help=False, allow_abbrev=False, **settings)
         if add_help:
             self.add_argument("-h", "--help", action=_Help)
 

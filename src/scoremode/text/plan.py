@@ -247,7 +247,10 @@ class Plan:
         """The plan of its first windows, for a protocol that differs by a smaller limit of windows
         alone, and whose text is one; else itself."""
         limit, own = protocol.max_windows, self.protocol
-        if limit is None or self.conversation is not None or limit > (own.max_windows or len(self)):
+        if limit in (None, own.max_windows) or self.conversation is not None:
+            return self
+        assert limit is not None
+        if limit > (own.max_windows or len(self)):
             return self
         if replace(protocol, name=own.name, max_windows=own.max_windows) != own:
             return self
