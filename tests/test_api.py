@@ -25,6 +25,7 @@ _NOT_KEYWORDS = {
     "margin",
     *("list_presets", "model", "model_flag", "form", "verbose", "quiet", "devices", "dry_run"),
     *("llama_cpp_block", "further_models", "export_llama_cpp", "export_nats", "junit"),
+    *("push", "license", "yes"),
 }
 
 

@@ -366,14 +366,14 @@ class Parser(argparse.ArgumentParser):
 
     def _check_spelling(self, words: Sequence[str], shown: str | None = None) -> None:
         """Raises UsageError, naming `shown` or else the flag, for the first flag among `words` that
-        is none, and no beginning of one."""
+        is none."""
         known = self._option_string_actions
         for word in words if self._subparsers is None else ():
             flag = word.partition("=")[0]
             if flag == "--":
                 return
             if flag.startswith("--"):
-                is_known = any(name.startswith(flag) for name in known)
+                is_known = flag in known
             else:
                 # Of short ones only another program's: `-c512` is one of ours, too.
                 is_known = flag in known or flag[:1] != "-" or flag[1:] not in _ELSEWHERE
