@@ -24,7 +24,16 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 
 PLACES = overlapping(9000, CONTEXT, 64)
 # Of a command line alone.
-_NOT_KEYWORDS = {"model", "model_flag", "form", "verbose", "list_presets", "devices", "runs", "junit"}
+_NOT_KEYWORDS = {
+    "model",
+    "model_flag",
+    "form",
+    "verbose",
+    "list_presets",
+    "devices",
+    "runs",
+    "junit",
+}
 _VARIES = {"command", "created", "seconds", "sha256", "peak_bytes"}
 
 
