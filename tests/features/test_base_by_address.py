@@ -84,7 +84,7 @@ def test_a_base_over_https_gives_the_scores_of_the_folder(kept, quant, served, c
     assert record["metrics"] == by_folder["metrics"]
     assert record["reference"]["sha256"] == by_folder["reference"]["sha256"]
     assert record["reference"]["source"] == f"{served.address}/ref"
-    assert record["reference"]["replay"]["bitwise"]
+    assert record["reference"]["replay"] == by_folder["reference"]["replay"]
     ((one, _),), ((two, _),) = (list(find_runs(tmp_path / name, print)) for name in "ab")
     a, b = read_scores(one).columns(), read_scores(two).columns()
     assert all(np.array_equal(a[name], b[name]) for name in a)
@@ -418,7 +418,8 @@ def test_a_base_of_the_hub_is_not_fetched_but_for_its_head(on_hub):
     one, two = on_hub["runs"]
     assert one["reference"]["source"] == two["reference"]["source"] == f"hub:org/ref@{COMMIT}"
     assert one["reference"]["checkpoint"]["source"] == f"hub:org/base@{COMMIT}"
-    assert one["reference"]["replay"]["bitwise"] and one["metrics"] == two["metrics"]
+    # To the bit on most CPUs, whose matmuls don't look at how many rows there are.
+    assert one["reference"]["replay"]["rms"] < 1e-6 and one["metrics"] == two["metrics"]
 
 
 def test_what_a_hub_has_may_not_be_what_its_record_says(on_hub):

@@ -71,6 +71,7 @@ def _append(url: str, part: Path, most: int, got: Callable[[int], None]) -> None
             answer = _opened(url, have)
         except HTTPError as error:
             if have and error.code == 416:
+                error.close()
                 return  # There is no more. Whether it is the file, its hash tells.
             raise
         with answer:
@@ -105,6 +106,7 @@ class _SameHost(HTTPRedirectHandler):
     ) -> Request | None:
         new, old = urlsplit(newurl), urlsplit(req.full_url)
         if (new.scheme, new.netloc) != (old.scheme, old.netloc):
+            fp.close()
             raise Misfit(f"redirects to {new.scheme}://{new.hostname}, another host")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -122,6 +124,9 @@ def _opened(url: str, begin: int) -> HTTPResponse:
 def _end_or_go_on(url: str, error: Exception, *, is_last: bool) -> None:
     """Raises the error of a try in words that name the host, unless another may go well."""
     answered = isinstance(error, HTTPError)
+    if answered:
+        # It is the answer, too, and holds the connection.
+        error.close()
     reason = error.reason if isinstance(error, URLError) and not answered else error
     passes = (HTTPException, ConnectionError, TimeoutError)
     may_pass = error.code >= 500 if answered else isinstance(reason, passes)
