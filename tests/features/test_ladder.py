@@ -277,6 +277,8 @@ def test_the_steps_of_a_gguf_file_in_a_16_bit_dtype(flags, capsys, tmp_path):
         ),
         (["--kv-cache", "int8-token"], "--kv-cache int8-token: is what the steps"),
         (["--decode"], "--decode: is what the steps of a ladder differ in"),
+        (["--engine-arg", "max_model_len=7"], "--engine-arg max_model_len"),
+        (["-tp", "0"], "--tensor-parallel-size 0"),
         (["--vllm-python", "/no/python"], "/no/python: is no Python"),
         (["--skip", "weights"], "--skip: invalid choice: 'weights'"),
     ],

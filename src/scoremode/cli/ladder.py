@@ -23,6 +23,7 @@ from scoremode.cli.command import (
     print_result,
     reads_model,
 )
+from scoremode.cli.engines import options_among
 from scoremode.cli.screen import Session, shown
 from scoremode.cli.text import NAMING, protocol_of
 from scoremode.errors import (
@@ -267,6 +268,9 @@ class Ladder(
             if value != flag.default:
                 said = flag.spelled if value is True else f"{flag.spelled} {value}"
                 raise UsageError(f"{said}: is what the steps of a ladder differ in")
+        # Now, and not only after the steps before vLLM's.
+        for engine in ("torch", "vllm"):
+            options_among(self, engine, ("torch", "vllm"), {})
         from scoremode.reference.stored import is_run
         from scoremode.runs.baselines import is_logits_file
 
