@@ -96,6 +96,7 @@ def test_two_installations_give_the_same_and_a_planted_difference_is_found(demo,
 
 
 def test_batches_of_one_are_within_rounding_of_batches_of_many(demo):
+    pytest.importorskip("vllm")
     code, result = verify(
         demo,
         SERVED,
