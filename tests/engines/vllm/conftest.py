@@ -22,7 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     here = f"{Path(__file__).parent}/"
     lacks_vllm = importlib.util.find_spec("vllm") is None
-    order = ("test_processes.py", "test_command_line.py", "test_verify_vllm.py", "test_served.py")
+    order = (
+        *("test_ladder_faults.py", "test_ladder.py", "test_processes.py", "test_command_line.py"),
+        *("test_verify_vllm.py", "test_served.py"),
+    )
     places = [i for i, item in enumerate(items) if str(item.path).startswith(here)]
     ours = [items[i] for i in places]
     ours.sort(key=lambda t: order.index(t.path.name) if t.path.name in order else len(order))

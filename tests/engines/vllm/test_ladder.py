@@ -63,6 +63,7 @@ def test_a_fault_in_one_engine_alone_is_an_alarm(ladder, capsys, monkeypatch):
     assert code == 3 and out.startswith("alarm at vllm-prefill: ")
 
 
+@pytest.mark.large
 def test_int8_inputs_are_other_codes_in_vllm_which_float32_shows(ladder, checkpoint, capsys):
     """compressed-tensors divides the largest by 127.5, vLLM by 127: an eighth of the codes."""
     place, asked = ladder

@@ -52,6 +52,7 @@ JOBS: dict[str, list[dict[str, Any]]] = {
 GROUPS = {group["name"]: (job, group) for job, groups in JOBS.items() for group in groups}
 _SHAPE = {"vocab_size": 1024, "head_dim": 32, "hidden_size": 64, "max_position_embeddings": 512}
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
+_IN_BF16 = (of_bf16, pytest.mark.large)
 
 
 def write_model(name: str, demo: Path, folder: Path) -> str:
@@ -116,7 +117,7 @@ def judged(steps, name: str, fault: str) -> Alarm:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=of_bf16 if "bf16" in n else ()) for n in GROUPS]
+    "name", [pytest.param(n, marks=_IN_BF16 if "bf16" in n else ()) for n in GROUPS]
 )
 def test_there_is_no_alarm_without_a_fault(name, steps):
     found = judged(steps, name, "clean")
@@ -136,9 +137,9 @@ def test_there_is_no_alarm_without_a_fault(name, steps):
         ("gemma2", "final softcap", 1e-2, {"everywhere"}),
         ("gpt_oss", "sinks", 1e-2, {"everywhere"}),
         ("qwen3_moe", "router", 1e-2, {"everywhere"}),
-        pytest.param("llama, bf16", "kv scale", 1e-3, {"everywhere"}, marks=of_bf16),
-        pytest.param("llama, bf16", "row", 1e-2, {"windows"}, marks=of_bf16),
-        pytest.param("gpt_oss, bf16", "sinks", 1e-2, {"everywhere"}, marks=of_bf16),
+        pytest.param("llama, bf16", "kv scale", 1e-3, {"everywhere"}, marks=_IN_BF16),
+        pytest.param("llama, bf16", "row", 1e-2, {"windows"}, marks=_IN_BF16),
+        pytest.param("gpt_oss, bf16", "sinks", 1e-2, {"everywhere"}, marks=_IN_BF16),
     ],
 )
 def test_a_fault_is_found(name, fault, kld, looks, steps):
@@ -156,6 +157,7 @@ def test_a_fault_in_decode_steps_leaves_prefill_alone(steps):
 
 
 @of_bf16
+@pytest.mark.large
 def test_what_bf16_hides(steps):
     """A base of RoPE that is 1 % off moves this model by a tenth of what bf16's rounding does."""
     assert not judged(steps, "llama, bf16", "rope").alarm
