@@ -7,12 +7,10 @@ many points there were.
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import torch
-from support.kill_points import KILLED, in_child, touches
-from support.sweep_kill_points import counted
+from support.sweep_kill_points import kill_and_go_on
 from support.sweeps import scores_of
 
 from scoremode.cli.main import main as command
@@ -57,24 +55,4 @@ def main(work: Path, points: int) -> None:
     def run(output: Path) -> None:
         assert command([*asked, "-o", str(output)]) == 0
 
-    count = counted(work / "whole", lambda: run(work / "whole"))
-    wanted = facts(work / "whole")
-    assert not wanted["left"], wanted["left"]
-    done = 0
-    for point in range(points):
-        at, output = (2 * point + 1) * count // (2 * points), work / f"{point}"
-
-        def killed(output: Path = output, at: int = at) -> None:
-            touches(output, at)
-            run(output)
-
-        code = in_child(killed)
-        if code != KILLED:
-            print(f"killed at {at}: ended with {code}")
-        if in_child(lambda output=output: run(output)):
-            print(f"killed at {at}: can't go on")
-        elif (found := facts(output)) != wanted:
-            print(f"killed at {at}: other {[k for k in wanted if found[k] != wanted[k]]}")
-        shutil.rmtree(output)
-        done += 1
-    print(f"{done} points")
+    kill_and_go_on(work, points, run, facts, lambda f: not f["left"])

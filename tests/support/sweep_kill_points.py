@@ -8,6 +8,7 @@ was wrong, and how many points there were.
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,6 +45,38 @@ def counted(folder: Path, work) -> int:
     return int(os.read(reader, 20))
 
 
+def kill_and_go_on(
+    work: Path,
+    points: int,
+    run: Callable[[Path], None],
+    facts: Callable[[Path], dict],
+    sound: Callable[[dict], bool],
+) -> None:
+    """Runs `run` whole, and then killed at so many touches and run again, each in a folder of its own;
+    prints what is other than the whole one's `facts`, which must be `sound`."""
+    count = counted(work / "whole", lambda: run(work / "whole"))
+    wanted = facts(work / "whole")
+    assert sound(wanted), wanted
+    done = 0
+    for point in range(points):
+        at, output = (2 * point + 1) * count // (2 * points), work / f"{point}"
+
+        def killed(output: Path = output, at: int = at) -> None:
+            touches(output, at)
+            run(output)
+
+        code = in_child(killed)
+        if code != KILLED:
+            print(f"killed at {at}: ended with {code}")
+        if in_child(lambda output=output: run(output)):
+            print(f"killed at {at}: can't go on")
+        elif (found := facts(output)) != wanted:
+            print(f"killed at {at}: other {[k for k in wanted if found[k] != wanted[k]]}")
+        shutil.rmtree(output)
+        done += 1
+    print(f"{done} points")
+
+
 def facts(output: Path) -> dict:
     """What matters of a finished sweep: its entries, and each run's scores and metrics."""
     manifest = read_manifest(output)
@@ -77,24 +110,4 @@ def main(work: Path, points: int) -> None:
         )
         assert outcome.failed == 0, outcome.manifest["entries"]
 
-    count = counted(work / "whole", lambda: run(work / "whole"))
-    wanted = facts(work / "whole")
-    assert not wanted["left"] and not wanted["unfinished"], wanted
-    done = 0
-    for point in range(points):
-        at, output = (2 * point + 1) * count // (2 * points), work / f"{point}"
-
-        def killed(output: Path = output, at: int = at) -> None:
-            touches(output, at)
-            run(output)
-
-        code = in_child(killed)
-        if code != KILLED:
-            print(f"killed at {at}: ended with {code}")
-        if in_child(lambda output=output: run(output)):
-            print(f"killed at {at}: can't go on")
-        elif (found := facts(output)) != wanted:
-            print(f"killed at {at}: other {[k for k in wanted if found[k] != wanted[k]]}")
-        shutil.rmtree(output)
-        done += 1
-    print(f"{done} points")
+    kill_and_go_on(work, points, run, facts, lambda f: not f["left"] and not f["unfinished"])
