@@ -136,10 +136,7 @@ class Card(Runs, Margin, Command):
             session.screen.line(
                 "a record has the command line and the paths of the machine that measured"
             )
-            asked = f"Open a pull request with these {len(files)} files on {repo}? [y/N] "
-            print(asked, end="", flush=True)
-            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                session.screen.line("nothing was sent")
+            if not session.agrees(f"Open a pull request with these {len(files)} files on {repo}?"):
                 return 1
         session.screen.stage(f"opening a pull request on {repo}")
         url = open_request(

@@ -71,10 +71,8 @@ def pushed(spec: Push, stored: "StoredReference", session: Session) -> int:
         session.screen.line(
             "a record has the command line, the paths of the machine, and a few words of the text"
         )
-        asked = f"Publish these {len(files)} files, {size / 1e9:.3g} GB, as {spec.push}? [y/N] "
-        print(asked, end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            session.screen.line("nothing was sent")
+        asked = f"Publish these {len(files)} files, {size / 1e9:.3g} GB, as {spec.push}?"
+        if not session.agrees(asked):
             return 1
     session.screen.stage(f"sending {size / 1e9:.3g} GB to {spec.push}")
     address = push(spec.push, files)

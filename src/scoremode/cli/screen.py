@@ -347,6 +347,14 @@ class Session:
         self.place: Place | None = None
         self.ranks: Ranks | None = None
 
+    def agrees(self, question: str) -> bool:
+        """Asks on stdout, and tells whether the user says yes; else says that nothing was sent."""
+        print(f"{question} [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return True
+        self.screen.line("nothing was sent")
+        return False
+
 
 @contextmanager
 def shown(
