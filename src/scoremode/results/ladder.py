@@ -9,7 +9,6 @@ how much each step raises the KLD against the top: the differences of neighbors 
 in parts, and a part's share of it is a ratio of two means of the same blocks of text.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import RunFolderError
-from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.results.comparison.comparable import require_same
 from scoremode.results.folders.finished import FinishedRun, open_whole
-from scoremode.results.folders.store import seal_of
+from scoremode.results.folders.store import manifest_in, seal_of
 from scoremode.results.metrics import METRIC, log_ratio
-from scoremode.results.record.section import Metric, Section, differences, misfit
+from scoremode.results.record.section import Metric, differences, misfit
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.agreement import MIN_TARGETS, difference, judge, logits_of
 from scoremode.results.statistics.alarms import LIMITS, Noise, judge_step
@@ -108,37 +106,6 @@ class Ladder(TypedDict):
     sha256: str
 
 
-class _Step(Section, frozen=True, kw_only=True):
-    """A step's fields as they are read."""
-
-    name: str
-    status: Status
-    reason: str | None
-    command: list[str]
-    python: str | None
-    folder: str | None
-    before: str | None
-    after: str | None
-    scores: str | None
-    after_scores: str | None
-
-
-class _Manifest(Section, frozen=True, kw_only=True):
-    """A manifest's fields as they are read."""
-
-    schema: str
-    schema_version: int
-    created: str
-    command: list[str]
-    model: str
-    base: str
-    asked: dict[str, Any]
-    steps: list[_Step]
-    noise: list[_Step]
-    suspects: list[dict[str, str]] | None
-    sha256: str
-
-
 def is_ladder(folder: Path) -> bool:
     """Tells whether a folder is a ladder's."""
     return os.path.isfile(folder / MANIFEST)  # noqa: PTH113  Path.is_file raises for a name too long
@@ -150,22 +117,9 @@ def read_ladder(folder: Path) -> Ladder | None:
     Raises RunFolderError for what is no manifest, or not as it was written.
     """
     file = folder / MANIFEST
-    if not os.path.lexists(file):
+    if (found := manifest_in(file, "ladder", SCHEMA, SCHEMA_VERSION)) is None:
         return None
-    try:
-        found = json.loads(read_regular(file, MOST_JSON, links=False))
-    except OSError as error:
-        raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{file}: not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise RunFolderError(f"{file}: is no ladder's manifest: remove it, or name another folder")
-    if found.get("schema_version") != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{file}: is of version {found.get('schema_version')}, and this scoremode's "
-            f"{SCHEMA_VERSION}"
-        )
-    if (wrong := misfit(found, _Manifest)) or seal_of(found) != found["sha256"]:
+    if (wrong := misfit(found, Ladder)) or seal_of(found) != found["sha256"]:
         why = f" ({wrong})" if wrong else ""
         raise RunFolderError(
             f"{file}: was changed after it was written{why}: remove the ladder's folder, and measure "

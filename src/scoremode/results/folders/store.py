@@ -45,6 +45,7 @@ from scoremode.results.folders.tables import (
     check_texts,
     read_parquet,
 )
+from scoremode.results.record.section import misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.blocks import CONVERSATION
 
@@ -285,6 +286,33 @@ def read_json(path: Path) -> Any:
         raise RunFolderError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path}: not JSON: {error}") from None
+
+
+def manifest_in(
+    file: Path, what: str, schema: str, version: int, header: Any = None
+) -> dict[str, Any] | None:
+    """The manifest of `what`, such as a sweep, of that schema and version; None where there is none.
+
+    - `header`: what else it must have to be one, as msgspec knows it.
+
+    Its seal is still to be held against it. Raises RunFolderError.
+    """
+    if not os.path.lexists(file):
+        return None
+    try:
+        found = json.loads(read_regular(file, MOST_JSON, links=False))
+    except OSError as error:
+        raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{file}: not JSON: {error}") from None
+    is_one = isinstance(found, dict) and not (header and misfit(found, header))
+    if not is_one or found.get("schema") != schema:
+        raise RunFolderError(f"{file}: is no {what}'s manifest: remove it, or name another folder")
+    if found.get("schema_version") != version:
+        raise RunFolderError(
+            f"{file}: is of version {found.get('schema_version')}, and this scoremode's {version}"
+        )
+    return found
 
 
 def read_record(path: Path) -> dict[str, Any]:

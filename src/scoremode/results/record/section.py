@@ -112,6 +112,9 @@ def _inside(value: Any, kind: Any) -> Iterable[tuple[Any, Any, Any]]:
         for f in msgspec.structs.fields(kind):
             if f.encode_name in value:
                 yield f.encode_name, value[f.encode_name], hints[f.name]
+    elif typing.is_typeddict(kind) and isinstance(value, Mapping):
+        hints = typing.get_type_hints(kind)
+        yield from ((key, inner, hints[key]) for key, inner in value.items() if key in hints)
     elif origin is dict and isinstance(value, Mapping):
         yield from ((key, inner, arguments[1]) for key, inner in value.items())
     elif origin is list and isinstance(value, list):

@@ -4,7 +4,6 @@ The manifest is written whole at every step, and believed only where it is seale
 """
 
 import fcntl
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from scoremode.errors import RunFolderError
-from scoremode.lib.files import MOST_JSON, read_regular, take, write_text
+from scoremode.lib.files import take, write_text
 from scoremode.lib.json import json_text
 from scoremode.results.folders.paths import MANIFEST
-from scoremode.results.folders.store import RECORD, seal_of
+from scoremode.results.folders.store import RECORD, manifest_in, seal_of
 from scoremode.results.labels import Named, labels_of, model_of
 from scoremode.results.record.checks import checked_record
-from scoremode.results.record.section import Section, misfit
+from scoremode.results.record.section import Section
 from scoremode.results.record.sections import now
 from scoremode.runs.request import Request, Result
 
@@ -124,20 +123,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises RunFolderError for what is no manifest, or not as it was written.
     """
     file = folder / MANIFEST
-    if not os.path.lexists(file):
+    found = manifest_in(file, "sweep", SCHEMA, SCHEMA_VERSION, _Header)
+    if found is None:
         return None
-    try:
-        found = json.loads(read_regular(file, MOST_JSON, links=False))
-    except OSError as error:
-        raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{file}: not JSON: {error}") from None
-    if not isinstance(found, dict) or misfit(found, _Header) or found["schema"] != SCHEMA:
-        raise RunFolderError(f"{file}: is no sweep's manifest: remove it, or name another folder")
-    if found["schema_version"] != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{file}: is of version {found['schema_version']}, and this scoremode's {SCHEMA_VERSION}"
-        )
     if seal_of(found) != found["sha256"] or not all(map(_is_entry, found["entries"])):
         raise RunFolderError(
             f"{file}: was changed after it was written: remove it, and the runs in {folder} are found "
